@@ -27,7 +27,9 @@ from dprjax.text import vector_spec
 from dprjax.text.vector_spec import SIDES, VectorSpec
 from dprjax.training.method import Parts, Product
 
+# Of `build`.
 OPTIONS = (
+  'grad_cache',
   'prompt.kind',
   'prompt.length',
   'prompt.tied',

@@ -1,7 +1,7 @@
 """Methods of training: each is a value `METHOD` in a module, see `training.methods`.
 
 The training loop and the exporter use only this value. A new method often replaces one function of
-another: ``METHOD = dpr.METHOD._replace(build=build)``.
+another: ``METHOD = dpr.METHOD._replace(build=build, options={build: dual_encoder.OPTIONS})``.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ class Method(NamedTuple):
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
     needs: the required ones of these; a backbone from scratch gets them.
-    options: supported optional config options, by full name, see `options.Option`.
+    options: full names of the optional config options (`options.Option`) that a function of the
+      method uses, by function. So another ``build`` declares its own.
     requires: values that other options must have.
     shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
     intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
@@ -240,10 +241,15 @@ class Method(NamedTuple):
   export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
-  options: tuple[str, ...] = ()
+  options: Mapping[Callable[..., Any], tuple[str, ...]] = types.MappingProxyType({})
   requires: Mapping[str, Any] = types.MappingProxyType({})
   shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
   intermediate: Callable[[ConfigDict, Collection[str]], bool] = never
+
+  @property
+  def declared(self) -> tuple[str, ...]:
+    """The optional options of all its functions."""
+    return self.options.get(self.build, ()) + self.options.get(self.data, ())
 
 
 def load(name: str) -> Method:
@@ -278,7 +284,7 @@ def load(name: str) -> Method:
 def of(config: ConfigDict) -> Method:
   """The method of an experiment. Raises as ``load``, and for unsupported options."""
   method = load(config.method)
-  configs.check_rules(config, method.options, method.requires)
+  configs.check_rules(config, method.declared, method.requires)
   return method
 
 

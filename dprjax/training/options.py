@@ -289,7 +289,7 @@ def table() -> types.SimpleNamespace:
   # batches per update: the loss uses the negatives of all, with the memory of one batch
   c.accumulate = whole(1, least=1, most=2**16)
   # chunks of a batch: the loss of the whole batch, with the memory of one chunk
-  c.grad_cache = whole(1, least=1, most=2**16)
+  c.grad_cache = whole(1, least=1, most=2**16).only(optional=True)
   c.epochs = number(10.0, least=0, most=1e6)  # passes over the training queries
   c.steps = whole(0, least=0, most=10**9)  # updates; above 0, it replaces epochs
 

@@ -381,7 +381,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('mlm', 'condenser'),
-  options=('prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka'),
+  options={build: ('grad_cache', 'prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka')},
   requires={'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,
 )
