@@ -52,7 +52,7 @@ def main():
   )
   parser.add_argument('--data', type=pathlib.Path, required=True, help='the folder of data sets')
   parser.add_argument('--out', type=pathlib.Path, required=True)
-  parser.add_argument('--updates', type=int, default=500)
+  parser.add_argument('--updates', type=int, default=400)
   args = parser.parse_args()
   compiled.keep()
   args.out.mkdir(parents=True, exist_ok=True)
