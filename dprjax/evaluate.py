@@ -3,11 +3,11 @@
     python -m dprjax.evaluate --run=run.trec --qrels=qrels/test.tsv --out=metrics.json
 
 Every judged query counts; one without results counts as 0. Equal scores are ranked by falling id,
-as trec_eval does. Several runs on one file of judgements make a table, and so do several data sets,
-with their average. Judgements are given one by one, or taken from BEIR folders
-(DIR/qrels/SPLIT.tsv, with the name of the folder):
+as trec_eval does. Several runs on the same judgements make one table. So do several data sets, with
+their average; judgements are given one by one, or taken from BEIR folders (DIR/qrels/SPLIT.tsv,
+with the name of the folder):
 
-    python -m dprjax.evaluate --run=frozen.trec --run=best.trec --qrels=qrels/test.tsv
+    python -m dprjax.evaluate --run=frozen=a.trec --run=best=b.trec --qrels=qrels/test.tsv
     python -m dprjax.evaluate --run=nq=nq.trec --qrels=nq=nq.tsv \\
         --run=fiqa=fiqa.trec --qrels=fiqa=fiqa.tsv --out=metrics.json
     python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
@@ -154,10 +154,7 @@ def _command(args: Flags) -> None:
   if not args.run:
     raise InputError('give --run=run.trec, or --mteb=TASK,... and a --backbone')
   several = len(args.run) > 1 or bool(args.beir)
-  shared = several and not args.beir and not any(name for name, _ in args.run)
-  if shared and args.out is not None:
-    raise InputError('--out takes the metrics of one --run, or of several data sets (NAME=FILE)')
-  named = {option: _by_name(args, option, several, shared) for option in _FILES}
+  named = {option: _by_name(option, getattr(args, option), several) for option in _FILES}
   runs, qrels = named['run'], named['qrels']
   for folder in args.beir:
     name = epath.Path(folder).name
@@ -165,7 +162,7 @@ def _command(args: Flags) -> None:
       raise InputError(f'--beir={folder} and --qrels={name}=... both give judgements of {name}')
     qrels[name] = str(files.existing(epath.Path(folder) / 'qrels' / f'{args.split}.tsv', 'qrels'))
   for option, by_name in named.items():
-    if extra := next((name for name in by_name if name not in runs), None):
+    if extra := next((name for name in by_name if name and name not in runs), None):
       raise InputError(
         f'--{option} has a file of {extra}, but the runs are of {", ".join(runs)}: add '
         f'--run={extra}=FILE'
@@ -173,7 +170,7 @@ def _command(args: Flags) -> None:
   inputs: dict[str, Any] = {f'--{option}': [*by_name.values()] for option, by_name in named.items()}
   _check_pipes(path for paths in inputs.values() for path in paths)
   with outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)):
-    _measure(args, named, several, shared)
+    _measure(args, named, several)
 
 
 def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> None:
@@ -262,14 +259,14 @@ def _write(metrics: dict[str, Any], args: Flags) -> None:
     files.write_json(args.out, metrics)
 
 
-def _measure(
-  args: Flags, named: Mapping[str, Mapping[str, str]], several: bool, shared: bool
-) -> None:
+def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool) -> None:
   runs = named['run']
   # Small files first, so that their mistakes show before a large run is read.
   measures.parse_measures(args.measure)
   datasets = {
-    name: _evaluate(args, {role: by_name.get(name) for role, by_name in named.items()})
+    name: _evaluate(
+      args, {role: by_name.get(name, by_name.get('')) for role, by_name in named.items()}
+    )
     for name in runs
   }
   metrics = evaluation.combine(datasets) if several else datasets['']
@@ -284,9 +281,9 @@ def _measure(
     row(name or runs[name], part['mean'], str(len(next(iter(part['per_query'].values())))))
     for name, part in datasets.items()
   ]
-  if len(datasets) > 1 and not shared:
+  if len(datasets) > 1 and '' not in {*named['qrels'], *named['answers']}:
     rows.append(row('average', metrics['mean'], ''))
-  cli.print_table(['data set' if several and not shared else 'run', *columns, 'queries'], rows)
+  cli.print_table(['data set' if several else 'run', *columns, 'queries'], rows)
 
 
 def _shown(args: Flags, named: Mapping[str, Mapping[str, str]]) -> str:
@@ -311,21 +308,16 @@ def _check_pipes(paths: Iterable[str]) -> None:
       pipes.add(path)
 
 
-def _by_name(args: Flags, option: str, several: bool, shared: bool) -> dict[str, str]:
-  """Files by the name of their data set, which is '' for a single one.
-
-  Several runs that are ``shared``, of one data set, have their paths as names.
-  """
+def _by_name(option: str, values: Sequence[tuple[str, str]], several: bool) -> dict[str, str]:
+  """Files by the name of their data set; '': of the single run, or of all."""
   result: dict[str, str] = {}
-  for name, path in getattr(args, option):
-    if several and not shared and not name:
+  for name, path in values:
+    if several and not name and (len(values) > 1 or option == 'run'):
       raise InputError(f'--{option}={path}: several data sets need --{option}=NAME=FILE')
-    name = name if several and not shared else path if shared and option == 'run' else ''
+    name = name if several else ''
     if name in result:
       raise InputError(f'--{option}={path}: given twice{f" for {name}" if name else ""}')
     result[name] = path
-  if shared and option != 'run':
-    return {run: path for path in result.values() for _, run in args.run}
   return result
 
 

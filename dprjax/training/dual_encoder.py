@@ -211,8 +211,8 @@ def init_adapter(
   for name, shape in wanted.items():
     if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
       raise InputError(
-        f'config.prompt.{option}: {settings[option]} has {_shown(shapes)}, which does not fit '
-        f'{name} {list(shape)}; set config.prompt.length to that of the file and '
+        f'config.prompt.{option}: {settings[option]} has {shapes}, which does not fit '
+        f'{name} {shape}; set config.prompt.length to that of the file and '
         "config.prompt.reparam='none'; a prompt for queries only needs config.prompt.tied or "
         "config.prompt.sides='query'"
       )
@@ -224,10 +224,6 @@ def init_adapter(
         f'options give {value!r:.80}; set the options of its training'
       )
   return {adapters.SUBTREE: start}
-
-
-def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:
-  return ', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())
 
 
 def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> Adapters:

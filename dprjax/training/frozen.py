@@ -47,20 +47,6 @@ class Frozen:
   def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
     """Log lines about settings in which training differs; ``cut`` is (cut, all) texts by side."""
     theirs, ours = self.spec, vector_spec.of_config(self._config)
-    lines = self.longer(cut)
-    for name in ('pooling', 'normalize', *(f'{side}_prefix' for side in SIDES)):
-      own, other = getattr(ours, name), getattr(theirs, name)
-      if own != other:
-        option = f'data.{name}' if name.endswith('_prefix') else name
-        lines.append(
-          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
-          'prompt'
-        )
-    return lines
-
-  def longer(self, cut: dict[str, tuple[int, int]]) -> list[str]:
-    """Log lines about texts that training cuts and the baseline reads on."""
-    theirs, ours = self.spec, vector_spec.of_config(self._config)
     lines = []
     for side, plural in zip(SIDES, ('queries', 'passages'), strict=True):
       count, of = cut[side]
@@ -69,6 +55,14 @@ class Frozen:
         lines.append(
           f'{count:,} of {counted(of, plural)} cut at {length} tokens '
           f'(config.data.{side}_max_length); the baseline reads {longer}'
+        )
+    for name in ('pooling', 'normalize', *(f'{side}_prefix' for side in SIDES)):
+      own, other = getattr(ours, name), getattr(theirs, name)
+      if own != other:
+        option = f'data.{name}' if name.endswith('_prefix') else name
+        lines.append(
+          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
+          'prompt'
         )
     return lines
 

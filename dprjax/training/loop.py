@@ -58,8 +58,7 @@ class Standing:
   Attributes:
     gain: of the best score over the baseline; before the first score, the gain of the folds.
     stale: evaluations since the best one.
-    note: of the best scores.
-    shorter: their gain over the encoder with the lengths of the training, if it reads on by itself.
+    note: on the best scores.
     beaten: the rival in the lead.
     seconds: total training time.
   """
@@ -69,7 +68,6 @@ class Standing:
   gain: baseline.Gain | None = None
   stale: int = 0
   note: str = ''
-  shorter: baseline.Gain | None = None
   beaten: str = ''
   stopped: bool = False
   seconds: float = 0.0
@@ -77,15 +75,13 @@ class Standing:
   @classmethod
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
     """From a checkpoint at ``where``."""
-    gain, shorter = (baseline.Gain.read(extra.get(name), where) for name in ('gain', 'shorter'))
+    gain = baseline.Gain.read(extra.get('gain'), where)
     names = ('best', 'best_step', 'stale', 'note', 'beaten', 'stopped', 'seconds')
-    return cls(gain=gain, shorter=shorter, **{name: extra[name] for name in names if name in extra})
+    return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
 
   def write(self) -> dict[str, Any]:
-    gains = {'gain': self.gain, 'shorter': self.shorter}
-    return dataclasses.asdict(self) | {
-      name: None if gain is None else gain._asdict() for name, gain in gains.items()
-    }
+    gain = None if self.gain is None else self.gain._asdict()
+    return dataclasses.asdict(self) | {'gain': gain}
 
   def take(self, score: float, step: int, gain: baseline.Gain, patience: int, beaten: str) -> bool:
     """Records an evaluation and returns whether it is the best so far."""
@@ -213,13 +209,11 @@ class Loop:
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
     self._shorter: methods.Scores | None = None
     if self._start is not None and self._setup.data.shorter():
-      folder, config = self._setup.workdir / workdirs.SHORTER, self._setup.config
-      self._shorter = baseline.scores(folder, config.eval.measure, self.baseline)
+      folder, measure = self._setup.workdir / workdirs.SHORTER, self._setup.config.eval.measure
+      self._shorter = baseline.scores(folder, measure, self.baseline)
       if not self._resumed:
-        lengths = config.data.query_max_length, config.data.passage_max_length
         say(
-          f'step 0/{self.total}  dev {shown_scores(self._shorter)}  (the encoder with queries of '
-          f'{lengths[0]} tokens and passages of {lengths[1]}, as here)'
+          f'step 0/{self.total}  dev {shown_scores(self._shorter)}  (the same with equal lengths)'
         )
 
   def advance(self) -> None:
@@ -257,9 +251,11 @@ class Loop:
       beaten = rival.name
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
     if better:
-      self.standing.note = found.note
+      notes = [found.note]
       if self._shorter is not None:
-        self.standing.shorter = baseline.compare(config.eval.measure, self._shorter, found)
+        equal = baseline.compare(config.eval.measure, self._shorter, found)
+        notes.append(f'{equal.shown} on {equal.baseline:.4f} of the encoder with equal lengths')
+      self.standing.note = '; '.join(filter(None, notes))
     self._progress.pause(time.monotonic() - began)
     self._metrics.write(self.step, baseline.metrics(found, gain))
     if self._main and (config.eval.choose or not self._part.whole):  # kept for comparisons
@@ -304,8 +300,6 @@ class Loop:
     if standing.best_step:
       measure = self._setup.config.eval.measure
       words += f'; best dev {measure} {standing.best:.4f} at step {standing.best_step}'
-    if (gain := standing.shorter) is not None:
-      words += f', {gain.shown} on {gain.baseline:.4f} of the encoder with equal lengths'
     if standing.note:
       words += f' ({standing.note})'
     return words

@@ -244,7 +244,10 @@ class Retrieval:
       return ranking().frozen()
 
     def shorter() -> bool:
-      return as_encoder and bool(Frozen(config, self.workdir, tokenizer).longer(cut))
+      spec = Frozen(config, self.workdir, tokenizer).spec
+      return as_encoder and any(
+        cut[side][0] and section[f'{side}_max_length'] < spec.max_length(side) for side in SIDES
+      )
 
     return TrainingData(
       batches=dataset,

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 from etils import epath
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.papers.nir_prompt import pairs
+from dprjax.retrieval import measures
 from dprjax.retrieval.reranker import Reranker
+from dprjax.text import trec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import retrieval_data
 from dprjax.training.method import Evaluate, Scores
@@ -56,25 +57,14 @@ class LabelledPairs:
     packed = scorer.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
     return lambda params: classify(scorer(params, packed, number), tokens.labels, measure)
 
-  def one_answer(self, tokenizer: Tokenizer, measure: str) -> Scores:
-    """The scores of one answer to all dev pairs."""
-    assert self.dev is not None
-    return one_answer(self.open_cache('dev', self.dev, tokenizer).labels, measure)
-
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
   """The labelled pairs of a task."""
-  key = f'config.tasks.{task}.data'
   folder = section.dir
   if section.format == 'docstrings':
     folder = str(workdir / 'data' / task)
     if not epath.Path(folder).exists():
       pairs.write_docstrings(folder, section.dir.split(','))
-  elif section.format != 'auto' or section.mined_negatives:
-    raise InputError(
-      f'{key}.format, {key}.mined_negatives: labelled pairs are files SPLIT.jsonl, .tsv or .csv '
-      'without mined negatives; leave both out'
-    )
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   most = 2 * section.max_queries or None  # of each label
   train = pairs.PairSource(folder, section.train_split, hold_out=hold_out, max_pairs=most)
@@ -97,12 +87,14 @@ def classify(
   ``measure``, accuracy or F1.
   """
   said, true = scores > 0, labels == 1
+  ranked = {f'{i:09}': score for i, score in enumerate(scores.tolist())}
+  judged = {f'{i:09}': int(label) for i, label in enumerate(labels)}
   right = int(np.count_nonzero(said & true))
   either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
   means = {
     'accuracy': float(np.mean(said == true)),
     'F1': 2 * right / either if either else 0.0,
-    'AP': _average_precision(scores, true),
+    'AP': measures.measure(trec.run_from_dict({'': ranked}), {'': judged}, ['AP'])['mean']['AP'],
     'yes': float(np.mean(said)),
   }
   values = (said == true).astype(np.float64)
@@ -127,11 +119,3 @@ def measure_pairs(reranker: Reranker, folder: PathLike, split: str = 'test') -> 
   labels = np.array([row.label for row in rows], np.int32)
   found = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')
   return {**found.means, 'one answer': one_answer(labels, 'accuracy').means['accuracy']}
-
-
-def _average_precision(scores: Float[np.ndarray, ' n'], true: Bool[np.ndarray, ' n']) -> float:
-  """The mean precision at each match; pairs of equal scores have one rank, the last."""
-  order = np.argsort(-scores, kind='stable')
-  last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-  matches = np.cumsum(true[order])[last]
-  return float(np.sum(np.diff(matches, prepend=0) * matches / (last + 1)) / matches[-1])

@@ -38,7 +38,6 @@ logger = logging.getLogger('dprjax')
 
 MEAN = 'mean'  # of the dev measures of tasks
 CLASSIFICATION = ('accuracy', 'F1')
-ONE_ANSWER = 0.95  # share of pairs with one answer that the log names
 
 Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
 """Templates around texts by kind of input: 'query' and 'passage', or 'pair'."""
@@ -283,9 +282,10 @@ class _Tasks:
     """``found`` with labelled pairs at least as good as one answer to all of them."""
     means, values = dict(found.means), dict(found.values)
     for task in self.tasks:
-      if not isinstance(task.data, LabelledPairs):
+      if not isinstance(task.data, LabelledPairs) or task.data.dev is None:
         continue
-      one = task.data.one_answer(tokenizer, task.measure)
+      labels = task.data.open_cache('dev', task.data.dev, tokenizer).labels
+      one = labelled_pairs.one_answer(labels, task.measure)
       if one.means[task.measure] > means[f'{task.name}/{task.measure}']:
         means |= {f'{task.name}/{name}': value for name, value in one.means.items()}
         values[task.name] = one.values['']
@@ -305,7 +305,7 @@ class _Tasks:
     notes = [
       f'{task.name}: yes to {scores.means["yes"]:.0%} of the pairs'
       for task, scores in each
-      if 'yes' in scores.means and abs(scores.means['yes'] - 0.5) > ONE_ANSWER - 0.5
+      if not 0.05 <= scores.means.get('yes', 0.5) <= 0.95
     ]
     return Scores(means | {MEAN: self._mean_of(means)}, values, new, note='; '.join(notes))
 
