@@ -194,7 +194,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return vectors_of(params, adapter, late, mask), sums
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    assert key is not None  # masks are drawn
+    assert key is not None
     vectors, same, total = {}, {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     for number, view in enumerate(names):
       mask_key, encode_key = jax.random.split(jax.random.fold_in(key, number))
