@@ -45,7 +45,7 @@ class Scores(NamedTuple):
     new: by data set, whether no training query has a relevant passage of the dev query.
     fused: by data set, nDCG@10 of each dev query with BM25 fused into the ranking, for each weight
       in `fusion.candidates`; with ``config.eval.choose``.
-    note: on them, for the log.
+    note: for the log.
   """
 
   means: Mapping[str, float]

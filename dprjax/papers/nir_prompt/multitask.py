@@ -279,7 +279,7 @@ class _Tasks:
     return self._mean(found)
 
   def _floor(self, tokenizer: Tokenizer, found: Scores) -> Scores:
-    """``found`` with labelled pairs at least as good as one answer to all of them."""
+    """``found``, where labelled pairs are at least as good as one answer."""
     means, values = dict(found.means), dict(found.values)
     for task in self.tasks:
       if not isinstance(task.data, LabelledPairs) or task.data.dev is None:
