@@ -212,7 +212,14 @@ class Experiment:
     """The file of the prompt of a task, which is trained unless it is there."""
     name, rate = f'mdm-{task}{kind}', self.choose('mdm-dialogue')
     trials.measure(self.out, name, seed, lambda: self.train(name, seed, rate, False))
-    return self.exported(name, seed, rate)
+    return self.needed(name, seed, rate)
+
+  def needed(self, name, seed, rate):
+    """What a run exported; where its line is of another machine, it is trained here."""
+    out = self.exported(name, seed, rate)
+    if not out.exists():
+      self.train(name, seed, rate, False)
+    return out
 
   def exported(self, name, seed, rate):
     """The prompt of a task, or the encoder under the prompts of several."""
@@ -224,7 +231,7 @@ class Experiment:
   def start(self, name, seed):
     """The backbone of a run."""
     start = RUNS[name].start
-    return self.exported(start, seed, self.choose('ft')) if start else self.args.backbone
+    return self.needed(start, seed, self.choose('ft')) if start else self.args.backbone
 
   def flags(self, name, seed, rate):
     """The command line of a training."""
