@@ -386,7 +386,8 @@ class Loop:
     rate, unit = self._progress.rate * setup.update_size, setup.data.unit
     values |= {'learning_rate': float(self._schedule(number - 1)), f'{unit}_per_second': rate}
     self._metrics.write(number, values)
-    shown = ''.join(f'  {label} {values[name]:.3f}' for name, label in setup.model.shown.items())
+    named = setup.model.shown.items()
+    shown = ''.join(f'  {label} {values[name]:.3f}' for name, label in named if name in values)
     left = f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else ''
     line = f'step {number}/{self.total}  loss {values["loss"]:.4f}{shown}{left}'
     logger.log(logging.INFO if self._main else logging.DEBUG, '%s', line, extra=PASSING)

@@ -83,8 +83,7 @@ def classify(
 ) -> Scores:
   """``accuracy``, ``F1`` and ``AP`` of matching pairs, and the share of ``yes``.
 
-  A positive score says yes; average precision is of the order of scores. ``values`` are for
-  ``measure``, accuracy or F1.
+  A positive score says yes; AP is of their order. ``values`` are for ``measure``, accuracy or F1.
   """
   said, true = scores > 0, labels == 1
   ranked = {f'{i:09}': score for i, score in enumerate(scores.tolist())}
@@ -105,7 +104,7 @@ def classify(
 
 
 def one_answer(labels: Int32[np.ndarray, ' n'], measure: str) -> Scores:
-  """The scores of yes to all pairs, or of no: the better of both by ``measure``."""
+  """The scores of yes or no to all pairs, the better by ``measure``."""
   both = [classify(np.full(len(labels), answer), labels, measure) for answer in (1.0, -1.0)]
   return max(both, key=lambda found: found.means[measure])
 
