@@ -6,7 +6,7 @@ This trains a prompt on any BEIR folder with a train split. Pooling, prefixes an
 of the encoder without a prompt. Arguments:
 
 - `beir` (the default), or `scifact` and `medquad`, the same on these sets
-- `msmarco` and `nq`, as in the paper
+- `msmarco` as in the paper, `nq` as in its released code (docs/recipes.md)
 - `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, without
   downloads
 
@@ -77,8 +77,9 @@ def get_config(arg: str = 'beir'):
     c.eval.measure = 'RR@10'
     c.eval.corpus_limit = 100_000
   else:
-    # One hard negative a query, the first positive (--positive_passage_no_shuffle of the released
-    # code), and a prompt each for questions and passages.
+    # The released code of DPTDR: one hard negative a query, the first positive
+    # (--positive_passage_no_shuffle), a prompt each for questions and passages, P = 32. The paper
+    # has P = 128 in its main experiment.
     as_in_paper(c)
     c.prompt.length, c.prompt.tied = 32, False
     c.positive = 'first'
@@ -124,6 +125,7 @@ def as_in_paper(c):
   c.pooling, c.normalize = 'cls', False
   c.data.query_max_length, c.data.passage_max_length = 32, 128
   c.data.query_prefix = c.data.passage_prefix = ''
+  c.eval.baseline = 'equal'
 
 
 def both_sides(c):

@@ -46,4 +46,8 @@ def get_config(arg: str = 'sentence'):
     c.prompt.length = 32
     c.optim.learning_rate_rules = (('head/.*', c.optim.learning_rate / 7e-3), ('.*', 1.0))
     c.optim.learning_rate, c.optim.weight_decay = 7e-3, 0.0
-  return defaults.local(c) if 'local' in words else c
+  if 'local' in words:
+    c = defaults.local(c)
+    if 'prompt' not in words:
+      c.optim.learning_rate = 3e-3  # at 1e-4 a random backbone stays at chance
+  return c

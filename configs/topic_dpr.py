@@ -9,6 +9,7 @@ Documents have a title (the query), an abstract (the passage) and categories. Ar
 - `topic` (the default), or a baseline with the same positives: `dptdr` (one ordinary prompt), `dpr`
   (none), `words` (none, but words of the topic before both texts), `random_words` (other words)
 - `frozen` (the default with a prompt) or `tuned` (the backbone is trained too)
+- `paper`: BERT-base with its [CLS] and longer texts; docs/topic-dpr.md lists what remains ours
 - `docs`: docstrings of Python packages; categories are package and module
 - `local`: a small trial
 """
@@ -21,7 +22,7 @@ def get_config(arg: str = 'topic'):
     __file__,
     arg,
     ('topic', 'dptdr', 'dpr', 'words', 'random_words', 'local'),
-    ('frozen', 'tuned', 'docs', 'local'),
+    ('frozen', 'tuned', 'paper', 'docs', 'local'),
   )
   words = recipe in ('words', 'random_words')
   bare = recipe == 'dpr' or words
@@ -47,7 +48,7 @@ def get_config(arg: str = 'topic'):
   c.data.query_max_length, c.data.passage_max_length = 16, 48
   c.data.query_prefix = c.data.passage_prefix = ''
   # Retrieval of passages that share a category with the title.
-  c.eval.measure = 'nAP@10'
+  c.eval.measure, c.eval.baseline = 'nAP@10', 'equal'
   c.eval.corpus_limit = 1000
   c.optim.learning_rate = 7e-3 if recipe == 'dptdr' else 1e-3
   c.trainable = ('prompt/.*',)
@@ -56,6 +57,12 @@ def get_config(arg: str = 'topic'):
     # The backbone at 2e-5.
     rate = 2e-5 / c.optim.learning_rate
     c.optim.learning_rate_rules = ((r'backbone/.*', rate), (r'.*', 1.0))
+  if 'paper' in rest:
+    # Of the paper: the backbone and its first token. Its appendix, which has all numbers, is not
+    # published with the text, so these are ours.
+    c.backbone.path, c.pooling = 'bert-base-uncased', 'cls'
+    c.data.query_max_length, c.data.passage_max_length = 64, 256
+    c.batch_size, c.epochs = 64, 3.0
   if 'docs' in rest or local:
     c.data.format = 'docstrings'
     c.data.dir = 'numpy,scipy,jax,flax,optax,etils,transformers,huggingface_hub'

@@ -3,9 +3,11 @@
     python -m dprjax.evaluate --run=run.trec --qrels=qrels/test.tsv --out=metrics.json
 
 Every judged query counts; one without results counts as 0. Equal scores are ranked by falling id,
-as trec_eval does. Several data sets make one table with their average. Judgements are given one by
-one, or taken from BEIR folders (DIR/qrels/SPLIT.tsv, with the name of the folder):
+as trec_eval does. Several runs on the same judgements make one table. So do several data sets, with
+their average; judgements are given one by one, or taken from BEIR folders (DIR/qrels/SPLIT.tsv,
+with the name of the folder):
 
+    python -m dprjax.evaluate --run=frozen=a.trec --run=best=b.trec --qrels=qrels/test.tsv
     python -m dprjax.evaluate --run=nq=nq.trec --qrels=nq=nq.tsv \\
         --run=fiqa=fiqa.trec --qrels=fiqa=fiqa.tsv --out=metrics.json
     python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
@@ -127,7 +129,7 @@ def _command(args: Flags) -> None:
       raise InputError(f'--beir={folder} and --qrels={name}=... both give judgements of {name}')
     qrels[name] = str(files.existing(epath.Path(folder) / 'qrels' / f'{args.split}.tsv', 'qrels'))
   for option, by_name in named.items():
-    if extra := next((name for name in by_name if name not in runs), None):
+    if extra := next((name for name in by_name if name and name not in runs), None):
       raise InputError(
         f'--{option} has a file of {extra}, but the runs are of {", ".join(runs)}: add '
         f'--run={extra}=FILE'
@@ -188,7 +190,9 @@ def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool)
   # Small files first, so that their mistakes show before a large run is read.
   measures.parse_measures(args.measure)
   datasets = {
-    name: _evaluate(args, {role: by_name.get(name) for role, by_name in named.items()})
+    name: _evaluate(
+      args, {role: by_name.get(name, by_name.get('')) for role, by_name in named.items()}
+    )
     for name in runs
   }
   metrics = evaluation.combine(datasets) if several else datasets['']
@@ -206,7 +210,7 @@ def _measure(args: Flags, named: Mapping[str, Mapping[str, str]], several: bool)
     row(name or runs[name], part['mean'], str(len(next(iter(part['per_query'].values())))))
     for name, part in datasets.items()
   ]
-  if len(datasets) > 1:
+  if len(datasets) > 1 and '' not in {*named['qrels'], *named['answers']}:
     rows.append(row('average', metrics['mean'], ''))
   cli.print_table(['data set' if several else 'run', *columns, 'queries'], rows)
 
@@ -234,10 +238,10 @@ def _check_pipes(paths: Iterable[str]) -> None:
 
 
 def _by_name(option: str, values: Sequence[tuple[str, str]], several: bool) -> dict[str, str]:
-  """Files by the name of their data set, which is '' for a single one."""
+  """Files by the name of their data set; '': of the single run, or of all."""
   result: dict[str, str] = {}
   for name, path in values:
-    if several and not name:
+    if several and not name and (len(values) > 1 or option == 'run'):
       raise InputError(f'--{option}={path}: several data sets need --{option}=NAME=FILE')
     name = name if several else ''
     if name in result:

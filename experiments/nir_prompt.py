@@ -21,12 +21,26 @@ Rules, fixed before the runs:
 - A verdict is on the mean difference in RR@10 over test sets and seeds, with its 95 % interval over
   seeds and queries (`trials.interval`). *Held* or *not*: the interval excludes 0 and all seeds
   agree in the sign; else *undecided*. P@1, the measure of the paper, and nDCG@10 stand beside.
+
+Rules of N4 to N6, fixed before their runs; three seeds, rates and updates as above. Verdicts are on
+RR@10 in domain:
+
+- N4, fixed prompts are better than free ones (Figures 8 and 9): `emm` above `emm-free`, whose
+  prompts and weights are trained with template.fixed_layers=0.
+- N5, batches of one task in turn are better than mixed ones (Table 13): `emm` above `emm-random`,
+  the same under arrangement=random.
+- N6, fused prompts help a new task (Table 10a). Each task is left out in turn: EMM of the other
+  two, then 40 updates on 32 of its queries, with the rate of the weights that dev chooses. `new-*`
+  above `fresh-*` (new prompt encoders on the same EMM) is the verdict; `few-*` (FT of the same 32
+  queries on the bare encoder) stands beside.
 """
 
 import functools
 import pathlib
 import shutil
 import sys
+import types
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -60,26 +74,64 @@ class Run(NamedTuple):
     recipe: the argument of configs/nir_retriever.py.
     tasks: that it is trained on.
     chosen: the run that gives its rate.
-    prompts: whether it takes the prompts of the runs mdm-TASK.
+    prompts: whether it takes the prompts of the runs mdm-TASK, with ``kind`` behind the name.
+    kind: see ``prompts``.
+    start: the run whose encoder it starts from; '': the backbone of the command.
+    options: of its own.
   """
 
   recipe: str
   tasks: tuple[str, ...]
   chosen: str = 'ft'
   prompts: bool = False
+  kind: str = ''
+  start: str = ''
+  options: Mapping[str, object] = types.MappingProxyType({})
 
 
 ALL = '+'.join(TASKS)
+FREE = {'template.fixed_layers': 0}
+FEW = {'steps': 40, 'eval.every': 20, 'checkpoint.every': 40}  # of 32 queries
+
+
+def others(task):
+  return tuple(one for one in TASKS if one != task)
+
+
 RUNS = {
   'ft': Run(f'ft={ALL}', TASKS),
   'ft-mask': Run(f'ft={ALL},mask', TASKS),
   'emm': Run(f'emm={ALL}', TASKS, prompts=True),
   **{f'mdm-{task}': Run(f'mdm={task}', (task,), 'mdm-dialogue') for task in TASKS},
   **{f'ft-{task}': Run(f'ft={task}', (task,)) for task in TASKS},
+  # N4 and N5.
+  'emm-free': Run(f'emm={ALL}', TASKS, prompts=True, kind='-free', options=FREE),
+  **{
+    f'mdm-{task}-free': Run(f'mdm={task}', (task,), 'mdm-dialogue', options=FREE) for task in TASKS
+  },
+  'emm-random': Run(f'emm={ALL}', TASKS, prompts=True, options={'arrangement': 'random'}),
+  # N6.
+  **{
+    f'but-{task}': Run(f'emm={"+".join(others(task))}', others(task), prompts=True)
+    for task in TASKS
+  },
+  **{
+    f'new-{task}': Run(f'adapt={task}', (task,), start=f'but-{task}', options=FEW) for task in TASKS
+  },
+  **{
+    f'fresh-{task}': Run(f'adapt={task},unfused', (task,), start=f'but-{task}', options=FEW)
+    for task in TASKS
+  },
+  **{
+    f'few-{task}': Run(f'ft={task}', (task,), options={**FEW, f'tasks.{task}.data.max_queries': 32})
+    for task in TASKS
+  },
 }
 PARTS = {
   'floors': ('bm25', 'zero-mean'),
   'retriever': ('ft', *(f'ft-{task}' for task in TASKS), 'emm', 'ft-mask'),
+  'arrangements': ('emm-free', 'emm-random'),
+  'new-task': tuple(f'{kind}-{task}' for kind in ('new', 'fresh', 'few') for task in TASKS),
 }
 
 
@@ -128,9 +180,11 @@ class Experiment:
     else:
       run = RUNS[name]
       rate = self.choose(run.chosen)
+      if run.start:
+        self.make(run.start, seed)
       if run.prompts:
         for task in run.tasks:  # in lines of their own, whose seconds are theirs
-          self.prompt(task, seed)
+          self.prompt(task, seed, run.kind)
       trials.measure(self.out, name, seed, lambda: self.train(name, seed, rate, True))
 
   @functools.cache  # noqa: B019
@@ -154,21 +208,37 @@ class Experiment:
   def workdir(self, name, seed, rate):
     return self.out / 'runs' / f'{name}-{rate:g}-{seed}'
 
-  def prompt(self, task, seed):
+  def prompt(self, task, seed, kind=''):
     """The file of the prompt of a task, which is trained unless it is there."""
-    name, rate = f'mdm-{task}', self.choose('mdm-dialogue')
+    name, rate = f'mdm-{task}{kind}', self.choose('mdm-dialogue')
     trials.measure(self.out, name, seed, lambda: self.train(name, seed, rate, False))
-    return self.exported(name, seed, rate)
+    return self.needed(name, seed, rate)
+
+  def needed(self, name, seed, rate):
+    """What a run exported; where its line is of another machine, it is trained here."""
+    out = self.exported(name, seed, rate)
+    if not out.exists():
+      self.train(name, seed, rate, False)
+    return out
 
   def exported(self, name, seed, rate):
-    return self.out / 'prompts' / f'{name}-{rate:g}-{seed}.npz'
+    """The prompt of a task, or the encoder under the prompts of several."""
+    made = f'{name}-{rate:g}-{seed}'
+    if name.startswith('mdm'):
+      return self.out / 'prompts' / f'{made}.npz'
+    return self.out / 'encoders' / made
+
+  def start(self, name, seed):
+    """The backbone of a run."""
+    start = RUNS[name].start
+    return self.needed(start, seed, self.choose('ft')) if start else self.args.backbone
 
   def flags(self, name, seed, rate):
     """The command line of a training."""
     run = RUNS[name]
     steps = self.args.updates * len(run.tasks)
     options = {
-      'backbone.path': self.args.backbone,
+      'backbone.path': self.start(name, seed),
       'backbone.dtype': 'mixed',
       'data.query_max_length': LENGTHS[0],
       'data.passage_max_length': LENGTHS[1],
@@ -185,6 +255,7 @@ class Experiment:
       'checkpoint.every': steps,
       'log_every': 20,
       'seed': seed,
+      **run.options,
     }
     for task in run.tasks:
       folder = self.sets / 'train' / task
@@ -196,7 +267,7 @@ class Experiment:
       if (folder / 'mined.jsonl').exists():
         options[f'tasks.{task}.data.mined_negatives'] = folder / 'mined.jsonl'
       if run.prompts:
-        options[f'tasks.{task}.prompt'] = self.prompt(task, seed)
+        options[f'tasks.{task}.prompt'] = self.prompt(task, seed, run.kind)
     return [
       f'--config={ROOT}/configs/nir_retriever.py:{run.recipe}',
       *(f'--config.{name}={value}' for name, value in options.items()),
@@ -211,13 +282,13 @@ class Experiment:
       sys.exit('stopped; the same command goes on')
     found = {'rate': rate, 'best': result.best, 'best_step': result.best_step}
     trained = workdirs.trained(workdir)
-    prompt = self.exported(name, seed, rate)
-    if name.startswith('mdm') and not prompt.exists():
-      prompt.parent.mkdir(exist_ok=True)
-      exporting.export(trained, prompt, force=True)
+    out = self.exported(name, seed, rate)
+    if name.startswith(('mdm', 'but')) and not out.exists():
+      out.parent.mkdir(exist_ok=True)
+      exporting.export(trained, out, force=True)
     if tested:
       method = methods.load(config.method)
-      backbone = hub.load_backbone(self.args.backbone, heads=method.parts)
+      backbone = hub.load_backbone(config.backbone.path, heads=method.parts)
       params = trials.restore(trained, backbone, result.best_step or result.step)
       found['scores'] = self.scores(config, method, backbone, params)
       shutil.rmtree(trained / 'checkpoints')

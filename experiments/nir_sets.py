@@ -185,7 +185,7 @@ def write_training(out, task, passages, train, dev, positives, random, mine=True
         negatives += len(wrong)
         places = [
           f'{{"docid": {mined.to_json(name)}'
-          + mined.origin([('"bm25"', rank, 1.0)], True, False, float('nan'))
+          + mined.origin([('"bm25"', rank, 1.0)], True, False, None)
           for rank, name in enumerate(wrong, 1)
         ]
         right = [f'{{"docid": {mined.to_json(name)}}}' for name in positives[query.id]]

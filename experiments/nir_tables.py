@@ -19,6 +19,11 @@ LABELS = {
   'ft': 'FT',
   'ft-mask': 'FT at [MASK]',
   'emm': 'NIR-Prompt',
+  'emm-free': 'NIR-Prompt, free prompts',
+  'emm-random': 'NIR-Prompt, mixed batches',
+  'new-*': 'a new task, fused',
+  'fresh-*': 'a new task, a fresh prompt',
+  'few-*': 'FT of 32 queries',
 }
 TITLE = 'No training is above the encoder as it is'
 FIGURE = 'nir-prompt.png'
@@ -51,6 +56,10 @@ ROWS = (
   Row('', 'FT of all at [MASK] above FT of all', '', 'ft-mask', 'ft', IN),
   Row('N3', 'NIR-Prompt above FT of all, out of domain', 'on all sets', 'emm', 'ft', OUT),
   Row('', 'NIR-Prompt above FT at [MASK], out of domain', '', 'emm', 'ft-mask', OUT),
+  Row('N4', 'fixed prompts above free ones', 'a figure', 'emm', 'emm-free', IN),
+  Row('N5', 'batches of a task in turn above mixed ones', '', 'emm', 'emm-random', IN),
+  Row('N6', 'fused prompts above a fresh one, new task', '', 'new-*', 'fresh-*', IN),
+  Row('', 'fused prompts above FT of 32 queries, new task', '', 'new-*', 'few-*', IN),
 )
 
 

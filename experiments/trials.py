@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = 'ledger.jsonl'
 DRAWS = 5000  # of a bootstrap
 LEDGERS = ROOT / 'experiments' / 'ledgers'
+NOTE = 'draws'  # in the first line of a kept ledger: rows whose seeds draw otherwise today
 
 
 def say(line):
@@ -194,6 +195,7 @@ def take_up(out, kept, settings):
   if not kept.exists():
     return
   first, *lines = (json.loads(line) for line in kept.read_text().splitlines())
+  first.pop(NOTE, None)
   with changing(out):
     if (out / LEDGER).exists():
       return
@@ -220,7 +222,9 @@ def compare_kept(out, kept):
 
 def keep(out, kept, settings):
   """Keeps the ledger of OUT, with the settings in its first line, for other machines to go on."""
-  write_ledger(kept, [settings, *ledger(out)])
+  before = json.loads(kept.read_text().splitlines()[0]) if kept.exists() else {}
+  note = {NOTE: before[NOTE]} if NOTE in before else {}
+  write_ledger(kept, [settings | note, *ledger(out)])
 
 
 def commit():

@@ -44,6 +44,13 @@ def run(arguments):
     return json.load(file)
 
 
+def test_several_runs_on_one_file_of_judgements(folder, capsys):
+  (folder / 'other.trec').write_text('q1 Q0 a 1 3.0 x\nq2 Q0 c 1 1.0 x\nq3 Q0 d 1 1.0 x\n')
+  evaluate.main(['--run=a=run.trec', '--run=b=other.trec', '--qrels=qrels.tsv', '--measure', 'RR'])
+  shown = [line.split() for line in capsys.readouterr().out.splitlines() if '000' in line]
+  assert shown == [['a', '0.5000', '3'], ['b', '1.0000', '3']]  # and no average
+
+
 def test_known_by_hand(folder, capsys):
   found = run(
     '--run=run.trec --qrels=qrels.tsv --measure nDCG@10 RR@10 --measure=AP --extra=trained=12'

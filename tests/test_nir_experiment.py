@@ -78,3 +78,26 @@ def test_a_prompt_is_exported_outside_of_its_run(monkeypatch, tmp_path):
   run = 'mdm-qa', 0, 1e-3
   assert made.workdir(*run) not in made.exported(*run).parents  # export refuses it
   assert made.exported(*run) != made.exported('mdm-qa', 1, 1e-3)
+
+
+def test_one_answer_is_named(monkeypatch):
+  """In the table of pairs, which has the larger class and a verdict on accuracy."""
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import nir_reranker
+
+  tests = ('SICK', 'MSRP')
+
+  def run(name, seed, right, yes):
+    answers = [float(i < right) for i in range(40)]
+    looks = {'looks': {test: {'yes': yes, 'F1': 0.5, 'AP': 0.5} for test in tests}}
+    return line(name, seed, {f'{test}/accuracy': answers for test in tests}) | looks
+
+  counts = {test: {'test': 40, 'test, matching': 10} for test in tests}
+  sets = {'run': 'sets', 'seed': 0, 'seconds': 0, 'commit': 'c0ffee', 'counts': counts}
+  lines = [sets, run('emm', 0, 38, 0.3), run('emm', 1, 38, 0.3)]
+  lines += [run('ft', 0, 30, 0.0), run('ft', 1, 30, 0.02)]
+  made = nir_reranker.page(lines)
+  assert '| the larger class | 0.750 |' in made and '| N7 |' in made and '**held**' in made
+  (tuned,) = (row for row in made.splitlines() if row.startswith('| FT |'))
+  (prompts,) = (row for row in made.splitlines() if row.startswith('| NIR-Prompt |'))
+  assert tuned.count('**one answer**') == 2 and 'one answer' not in prompts

@@ -243,11 +243,11 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
 
 def join(parts: Sequence[Scores]) -> Scores:
   """Joins evaluations on parts of a set of queries, without means."""
-  joined = (
+  values, new, fused = (
     {name: np.concatenate([one[name] for one in several]) for name in several[0]}
     for several in zip(*((part.values, part.new, part.fused) for part in parts), strict=True)
   )
-  return Scores({}, *joined)
+  return Scores({}, values, new, fused)
 
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:

@@ -242,7 +242,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('classifier',),
-  options=('data.folds', 'distillation.loss'),
+  options={build: ('grad_cache', 'distillation.loss'), find_data: ('data.folds',)},
   # There are no in-batch negatives.
   requires={'negatives': SET, 'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,

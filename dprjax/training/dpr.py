@@ -154,17 +154,16 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   return retrieval_data.batch_shapes(config, model, tokenizer)
 
 
+OPTIONS = (
+  *dual_encoder.OPTIONS,
+  'distillation.loss',
+  'prompt.sides',
+  'prompt.regularization',
+)
 METHOD = Method(
   build,
   find_data,
   dual_encoder.export,
-  options=(
-    *dual_encoder.OPTIONS,
-    'distillation.loss',
-    'prompt.sides',
-    'prompt.regularization',
-    'data.folds',
-    'eval.choose',
-  ),
+  options={build: OPTIONS, find_data: ('data.folds', 'eval.choose')},
   shapes=shapes,
 )

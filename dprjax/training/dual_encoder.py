@@ -27,7 +27,9 @@ from dprjax.text import vector_spec
 from dprjax.text.vector_spec import SIDES, VectorSpec
 from dprjax.training.method import Parts, Product
 
+# Of `build`.
 OPTIONS = (
+  'grad_cache',
   'prompt.kind',
   'prompt.length',
   'prompt.tied',
@@ -209,9 +211,10 @@ def init_adapter(
   for name, shape in wanted.items():
     if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
       raise InputError(
-        f'config.prompt.{option}: {settings[option]} does not fit {name} {list(shape)}; set '
-        "config.prompt.length to that of the file and config.prompt.reparam='none'; a prompt for "
-        "queries only needs config.prompt.tied or config.prompt.sides='query'"
+        f'config.prompt.{option}: {settings[option]} has {shapes}, which does not fit '
+        f'{name} {shape}; set config.prompt.length to that of the file and '
+        "config.prompt.reparam='none'; a prompt for queries only needs config.prompt.tied or "
+        "config.prompt.sides='query'"
       )
   adapter = expand(config, model, {adapters.SUBTREE: params})['query']
   for field, value in _training(config).export(config, adapter)[1].items():

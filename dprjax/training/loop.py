@@ -53,6 +53,7 @@ class Standing:
   Attributes:
     gain: of the best score over the baseline; before the first score, the gain of the folds.
     stale: evaluations since the best one.
+    note: on the best scores.
     beaten: the rival in the lead.
     seconds: total training time.
   """
@@ -61,6 +62,7 @@ class Standing:
   best_step: int | None = None
   gain: baseline.Gain | None = None
   stale: int = 0
+  note: str = ''
   beaten: str = ''
   stopped: bool = False
   seconds: float = 0.0
@@ -69,7 +71,7 @@ class Standing:
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
     """From a checkpoint at ``where``."""
     gain = baseline.Gain.read(extra.get('gain'), where)
-    names = ('best', 'best_step', 'stale', 'beaten', 'stopped', 'seconds')
+    names = ('best', 'best_step', 'stale', 'note', 'beaten', 'stopped', 'seconds')
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
 
   def write(self) -> dict[str, Any]:
@@ -182,7 +184,8 @@ class Loop:
   def baseline(self) -> methods.Scores:
     """The dev scores of the baseline, by the evaluation of this training."""
     assert self._evaluate is not None
-    return self._evaluate(self._setup.model.baseline(self._untrained))
+    found = self._evaluate(self._setup.model.baseline(self._untrained))
+    return self._setup.data.floor(found)
 
   def begin(self, start: methods.Scores | None) -> None:
     """Logs the baseline ``start``, if there is a dev split."""
@@ -199,6 +202,14 @@ class Loop:
         else 'dprjax encode without a prompt'
       )
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
+    self._shorter: methods.Scores | None = None
+    if self._start is not None and self._setup.data.shorter():
+      folder, measure = self._setup.workdir / workdirs.SHORTER, self._setup.config.eval.measure
+      self._shorter = baseline.scores(folder, measure, self.baseline)
+      if not self._resumed:
+        say(
+          f'step 0/{self.total}  dev {shown_scores(self._shorter)}  (the same with equal lengths)'
+        )
 
   def advance(self) -> None:
     """Runs one update."""
@@ -234,6 +245,12 @@ class Loop:
     if rival is not None and rival.beats(config.eval.measure, found, self.step, self.total):
       beaten = rival.name
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
+    if better:
+      notes = [found.note]
+      if self._shorter is not None:
+        equal = baseline.compare(config.eval.measure, self._shorter, found)
+        notes.append(f'{equal.shown} on {equal.baseline:.4f} of the encoder with equal lengths')
+      self.standing.note = '; '.join(filter(None, notes))
     self._progress.pause(time.monotonic() - began)
     self._metrics.write(self.step, baseline.metrics(found, gain))
     if self._main and (config.eval.choose or not self._part.whole):  # kept for comparisons
@@ -278,6 +295,8 @@ class Loop:
     if standing.best_step:
       measure = self._setup.config.eval.measure
       words += f'; best dev {measure} {standing.best:.4f} at step {standing.best_step}'
+    if standing.note:
+      words += f' ({standing.note})'
     return words
 
   def finish(self) -> None:
@@ -362,7 +381,8 @@ class Loop:
     rate, unit = self._progress.rate * setup.config.batch_size, setup.data.unit
     values |= {'learning_rate': float(self._schedule(number - 1)), f'{unit}_per_second': rate}
     self._metrics.write(number, values)
-    shown = ''.join(f'  {label} {values[name]:.3f}' for name, label in setup.model.shown.items())
+    named = setup.model.shown.items()
+    shown = ''.join(f'  {label} {values[name]:.3f}' for name, label in named if name in values)
     left = f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else ''
     line = f'step {number}/{self.total}  loss {values["loss"]:.4f}{shown}{left}'
     logger.log(logging.INFO if self._main else logging.DEBUG, '%s', line, extra=PASSING)

@@ -1,7 +1,7 @@
 """Methods of training: each is a value `METHOD` in a module, see `training.methods`.
 
 The training loop and the exporter use only this value. A new method often replaces one function of
-another: ``METHOD = dpr.METHOD._replace(build=build)``.
+another: ``METHOD = dpr.METHOD._replace(build=build, options={build: dual_encoder.OPTIONS})``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class Scores(NamedTuple):
     new: by data set, whether no training query has a relevant passage of the dev query.
     fused: by data set, nDCG@10 of each dev query with BM25 fused into the ranking, for each weight
       in `fusion.candidates`; with ``config.eval.choose``.
+    note: for the log.
   """
 
   means: Mapping[str, float]
   values: Mapping[str, Float[np.ndarray, ' _']] = types.MappingProxyType({})
   new: Mapping[str, Bool[np.ndarray, ' _']] = types.MappingProxyType({})
   fused: Mapping[str, Float[np.ndarray, '_ weights']] = types.MappingProxyType({})
+  note: str = ''
 
 
 Evaluate = Callable[[Mapping[str, Array]], Scores]
@@ -120,6 +122,9 @@ class TrainingData(NamedTuple):
     frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
       split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
+    shorter: whether the training cuts texts that ``frozen`` reads on; ``Model.baseline`` is then
+      scored too.
+    floor: the baseline, given the scores of ``Model.baseline``.
     whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
       evaluation searches only a part; returns None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
@@ -131,6 +136,8 @@ class TrainingData(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
+  shorter: Callable[[], bool] = lambda: False
+  floor: Callable[[Scores], Scores] = lambda scores: scores
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
@@ -221,7 +228,8 @@ class Method(NamedTuple):
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
     needs: the required ones of these; a backbone from scratch gets them.
-    options: supported optional config options, by full name, see `options.Option`.
+    options: full names of the optional config options (`options.Option`) that a function of the
+      method uses, by function. So another ``build`` declares its own.
     requires: values that other options must have.
     shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
     intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
@@ -233,10 +241,15 @@ class Method(NamedTuple):
   export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
-  options: tuple[str, ...] = ()
+  options: Mapping[Callable[..., Any], tuple[str, ...]] = types.MappingProxyType({})
   requires: Mapping[str, Any] = types.MappingProxyType({})
   shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
   intermediate: Callable[[ConfigDict, Collection[str]], bool] = never
+
+  @property
+  def declared(self) -> tuple[str, ...]:
+    """The optional options of all its functions."""
+    return self.options.get(self.build, ()) + self.options.get(self.data, ())
 
 
 def load(name: str) -> Method:
@@ -271,7 +284,7 @@ def load(name: str) -> Method:
 def of(config: ConfigDict) -> Method:
   """The method of an experiment. Raises as ``load``, and for unsupported options."""
   method = load(config.method)
-  configs.check_rules(config, method.options, method.requires)
+  configs.check_rules(config, method.declared, method.requires)
   return method
 
 

@@ -234,7 +234,7 @@ def table() -> types.SimpleNamespace:
   # tokens count from P, as released prompts expect
   c.prompt.shift_positions = switch(False).only(prompt__kind='prefix')
 
-  # for c.prompt.kind = 'lora': projections y = x W become x W + alpha / rank * x A B
+  # for c.prompt.kind = 'lora': projections y = x W become x W + alpha / rank * x A B.
   c.lora = types.SimpleNamespace()
   c.lora.alpha = number(16.0, above=0, most=1e6).only(prompt__kind='lora')
   # whole-name regular expressions: attention/query, attention/key, attention/value,
@@ -263,15 +263,15 @@ def table() -> types.SimpleNamespace:
   # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
   # whole corpus, kept on every device
   c.corpus_negatives = whole(0, least=0, most=2**20, also=-1).only(prompt__sides='query')
-  # fraction of hard negatives from each source; they add up to 1
+  # fraction of hard negatives from each source; they add up to 1.
   c.mix = types.SimpleNamespace()
-  c.mix.denoised = number(0.0, least=0, most=1)  # of mined negatives that a reranker passed
+  c.mix.denoised = number(0.0, least=0, most=1)  # Of mined negatives that a reranker passed
   # of all mined negatives, and of those in a file without sources
   c.mix.undenoised = number(1.0, least=0, most=1)
   c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
 
   # for c.method = 'dpr' and 'cross_encoder': learn the scores of a teacher for the passages of each
-  # query
+  # query.
   c.distillation = types.SimpleNamespace()
   # 'margin_mse': score of the positive minus that of each negative; 'kl': the softmax over the list
   c.distillation.loss = choice('none', 'margin_mse', 'kl').only(optional=True, negatives=SET)
@@ -284,7 +284,7 @@ def table() -> types.SimpleNamespace:
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per update, over all devices
   # chunks of a batch: the loss of the whole batch, with the memory of one chunk
-  c.grad_cache = whole(1, least=1, most=2**16)
+  c.grad_cache = whole(1, least=1, most=2**16).only(optional=True)
   c.epochs = number(10.0, least=0, most=1e6)  # passes over the training queries
   c.steps = whole(0, least=0, most=10**9)  # updates; above 0, it replaces epochs
 
@@ -348,10 +348,10 @@ def table() -> types.SimpleNamespace:
   c.data.passage_embeddings = text('').only(prompt__sides='query')
   c.data.threads = whole(2, least=0, most=256)  # threads that prepare batches
 
-  # candidates for a choice by held-out queries: NAME = the options that differ
+  # candidates for a choice by held-out queries: NAME = the options that differ.
   c.alternatives = types.SimpleNamespace()
 
-  # devices along each axis; -1: all remaining ones
+  # devices along each axis; -1: all remaining ones.
   c.mesh = types.SimpleNamespace()
   c.mesh.data = whole(-1, least=1, most=10**6, also=-1)
   c.mesh.fsdp = whole(1, least=1, most=10**6, also=-1)
@@ -362,6 +362,9 @@ def table() -> types.SimpleNamespace:
   c.eval.every = whole(0, least=0, most=10**9)
   c.eval.epochs = number(1.0, above=0, most=1e6)  # epochs between evaluations
   c.eval.measure = text('nDCG@10')  # chooses the best checkpoint
+  # what training has to beat: 'encoder', as dprjax encode runs it without a prompt; 'equal', with
+  # the lengths, pooling and prefixes of this training
+  c.eval.baseline = choice('encoder', 'equal')
   # passages searched: those of the dev queries and a sample, up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)
   # choose among frozen encoder, trained models, BM25 and fusions with BM25 (docs/choosing.md)

@@ -217,6 +217,7 @@ class Retrieval:
       positives = tokens.passage_ids(batch['passage_index'][:, 0])
       return f'queries {shorten(queries)}, positives {shorten(positives)}'
 
+    as_encoder = config.eval.baseline == 'encoder'
     update, distinct = config.batch_size, tokens.distinct_passages()
     others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
     others += config.corpus_negatives
@@ -233,11 +234,19 @@ class Retrieval:
         self, tokenizer, dev_ranking.measure_names(config, *_MEASURES), whole=whole, known=passages
       )
 
+    cut = dev_ranking.texts_cut(tokens)
+
     def frozen() -> Scores:
       if jax.process_index() == 0 and not section.fold:
-        for line in Frozen(config, self.workdir, tokenizer).describe(dev_ranking.texts_cut(tokens)):
+        for line in Frozen(config, self.workdir, tokenizer).describe(cut):
           logger.info('%s', line)
       return ranking().frozen()
+
+    def shorter() -> bool:
+      spec = Frozen(config, self.workdir, tokenizer).spec
+      return as_encoder and any(
+        cut[side][0] and section[f'{side}_max_length'] < spec.max_length(side) for side in SIDES
+      )
 
     return TrainingData(
       batches=dataset,
@@ -246,7 +255,8 @@ class Retrieval:
       f'{counted(tokens.num_passages, "passages")}; {chance(others, "query")}',
       ids=ids,
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
-      frozen=frozen if self.dev or self.folds else None,
+      frozen=frozen if as_encoder and (self.dev or self.folds) else None,
+      shorter=shorter,
       whole=(
         (
           lambda built, params, seconds: ranking(True).whole(

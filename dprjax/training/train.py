@@ -143,7 +143,7 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   prompt = None
   if config.prompt.init_from:
     prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
-  elif 'prompt.init_text' in method.options and (start := start_text(config, backbone.config)):
+  elif 'prompt.init_text' in method.declared and (start := start_text(config, backbone.config)):
     prompt = prompt_of_text(config, backbone, tokenizer, start)
   parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts, backbone.sha256)
   key = jax.random.fold_in(jax.random.key(config.seed), 0)

@@ -485,6 +485,8 @@ def _command(args: Flags) -> None:
   for name, path in (('figure', args.figure), ('tsne', args.tsne)):
     if path is not None:
       drawing.check_name(path, f'--{name}')
+  if args.tsne is not None:
+    measures.import_manifold()  # now, not after the work
   inputs = backbone_files(args.backbones) | flags.paths(args, 'sts', 'wikipedia', 'topics')
   also = {'--figure': args.figure, '--tsne': args.tsne}
   with (

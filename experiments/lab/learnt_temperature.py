@@ -32,4 +32,4 @@ def build(config, model, devices, _=None):
   return plain._replace(init=init, loss=loss, shown=shown)
 
 
-METHOD = dpr.METHOD._replace(build=build)
+METHOD = dpr.METHOD._replace(build=build, options={**dpr.METHOD.options, build: dpr.OPTIONS})

@@ -41,4 +41,5 @@ def build(config, model, devices, _=None):
   return Model(init, loss, embed, shown, sharding=(('head/map/kernel', PartitionSpec()),))
 
 
-METHOD = dpr.METHOD._replace(build=build)
+OPTIONS = tuple(name for name in dpr.OPTIONS if name != 'prompt.regularization')
+METHOD = dpr.METHOD._replace(build=build, options={**dpr.METHOD.options, build: OPTIONS})

@@ -30,4 +30,4 @@ def build(config, model, devices, _=None):
   return plain._replace(loss=loss)
 
 
-METHOD = dpr.METHOD._replace(build=build)
+METHOD = dpr.METHOD._replace(build=build, options={**dpr.METHOD.options, build: dpr.OPTIONS})

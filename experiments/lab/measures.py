@@ -6,7 +6,7 @@
 import collections
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,18 +103,24 @@ def near_share(x: Float[np.ndarray, 'n H'], labels: Bool[np.ndarray, 'n C'], k: 
   return float(np.mean(common))
 
 
-def tsne(x: Float[np.ndarray, 'n H'], seed: int = 0) -> Float[np.ndarray, 'n 2']:
-  """Vectors, scaled to unit length, in two dimensions (van der Maaten & Hinton 2008).
-
-  Raises:
-    InputError: scikit-learn is not installed.
-  """
+def import_manifold() -> Any:
+  """sklearn.manifold. Raises InputError if it is not installed."""
   try:
     from sklearn import manifold
   except ImportError as error:
     raise InputError(
       f"t-SNE needs scikit-learn ({error}); install it: pip install 'dprjax[tsne]'"
     ) from error
+  return manifold
+
+
+def tsne(x: Float[np.ndarray, 'n H'], seed: int = 0) -> Float[np.ndarray, 'n 2']:
+  """Vectors, scaled to unit length, in two dimensions (van der Maaten & Hinton 2008).
+
+  Raises:
+    InputError: scikit-learn is not installed.
+  """
+  manifold = import_manifold()
   # Its own default is 30, which must be less than the number of vectors.
   perplexity = min(30.0, max((len(x) - 1) / 3, 1.0))
   model = manifold.TSNE(perplexity=perplexity, init='random', random_state=seed)

@@ -310,4 +310,6 @@ def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShape
   return sentences.batch_shapes(VIEWS, {'triplet_index': np.int32}, config, model)
 
 
-METHOD = Method(build, find_data, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)
+METHOD = Method(
+  build, find_data, dual_encoder.export, options={build: dual_encoder.OPTIONS}, shapes=shapes
+)

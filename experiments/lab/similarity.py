@@ -192,4 +192,6 @@ def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShape
   return sentences.batch_shapes(VIEWS, {'pair_index': np.int32, 'score': np.float32}, config, model)
 
 
-METHOD = Method(build, find_data, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)
+METHOD = Method(
+  build, find_data, dual_encoder.export, options={build: dual_encoder.OPTIONS}, shapes=shapes
+)

@@ -14,7 +14,7 @@ from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import same_length
-from dprjax.training import frozen
+from dprjax.training import baseline, frozen, train
 from dprjax.training import retrieval_data as retrieval
 from dprjax.training import workdir as workdirs
 from tests.options import with_options
@@ -78,8 +78,8 @@ def start(folder, backbone, tmp_path, devices):
   return run
 
 
-def as_encode_runs_it(backbone, folder):
-  """nDCG@10 of the dev queries, by `Encoder.load` without settings; one passage is relevant."""
+def as_encode_runs_it(backbone, folder, **lengths):
+  """nDCG@10 of the dev queries, by `Encoder.load`; one passage is relevant."""
   texts = {
     side: {
       record['_id']: record['text']
@@ -87,7 +87,7 @@ def as_encode_runs_it(backbone, folder):
     }
     for side, file in (('query', 'queries'), ('passage', 'corpus'))
   }
-  encoder = Encoder.load(backbone)
+  encoder = Encoder.load(backbone, **lengths)
   queries = encoder.encode([texts['query'][f'q{i}'] for i in range(10, 20)], 'query')
   passages = encoder.encode(list(texts['passage'].values()), 'passage')
   ranks = [
@@ -117,6 +117,39 @@ def test_every_experiment_has_the_baseline_that_encode_gives(start, backbone, fo
   found = start(**changes).frozen()
   assert found.means['nDCG@10'] == pytest.approx(expected, abs=1e-6)
   assert found.values[''].mean() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_a_training_that_cuts_texts_has_a_second_baseline(folder, backbone, tmp_path, caplog):
+  def run(**changes):
+    options = {
+      **{'backbone__path': str(backbone), 'data__dir': str(folder), 'data__format': 'beir'},
+      **{'data__dev_split': 'dev', 'data__query_max_length': 6, 'data__passage_max_length': 8},
+      **{'pooling': 'mean', 'normalize': True, 'data__query_prefix': 'oak ', 'steps': 2},
+      **{'prompt__length': 2, 'trainable': ('prompt/.*',), 'batch_size': 4, 'negatives': 0},
+    }
+    workdir = epath.Path(tmp_path / f'run-{len(changes)}')
+    with caplog.at_level('INFO', 'dprjax'):
+      result = train.train(with_options(**options | changes), workdir)
+    return result, workdir
+
+  result, workdir = run()
+  first = baseline.read(workdir, 'nDCG@10').means['nDCG@10']
+  second = baseline.read(workdir / workdirs.SHORTER, 'nDCG@10').means['nDCG@10']
+  assert first == pytest.approx(as_encode_runs_it(backbone, folder), abs=1e-6)
+  lengths = {'query_max_length': 6, 'passage_max_length': 8}
+  assert second == pytest.approx(as_encode_runs_it(backbone, folder, **lengths), abs=1e-6)
+  assert abs(first - second) > 1e-3
+  gain = f'{result.best - second:+.4f}'
+  (last,) = (line for line in caplog.messages if line.startswith('done at step 2'))
+  assert f'on {second:.4f} of the encoder with equal lengths' in last and gain in last
+  assert f'against {first:.4f} before' in last  # the verdict
+
+  # As the first and only one.
+  result, workdir = run(eval__baseline='equal')
+  assert baseline.read(workdir, 'nDCG@10').means['nDCG@10'] == pytest.approx(second, abs=1e-6)
+  assert not (workdir / workdirs.SHORTER).exists()
 
 
 @pytest.mark.slow

@@ -194,8 +194,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return vectors_of(params, adapter, late, mask), sums
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    if key is None:
-      raise ValueError('a key is needed to draw masks')
+    assert key is not None
     vectors, same, total = {}, {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     for number, view in enumerate(names):
       mask_key, encode_key = jax.random.split(jax.random.fold_in(key, number))
@@ -381,7 +380,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('mlm', 'condenser'),
-  options=('prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka'),
+  options={build: ('grad_cache', 'prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka')},
   requires={'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,
 )

@@ -39,7 +39,7 @@ METHOD = cross_encoder.METHOD._replace(
     multitask.find_tasks, form='pairs', templates=cross_encoder.templates, numbered=False
   ),
   shapes=functools.partial(multitask.batch_shapes, form='pairs', numbered=False),
-  options=(),
+  options={build: ('grad_cache',)},
   requires={
     **cross_encoder.METHOD.requires,
     'cross_encoder.loss': 'pointwise',

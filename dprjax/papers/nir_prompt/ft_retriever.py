@@ -8,5 +8,5 @@ from dprjax.training import dpr, dual_encoder
 METHOD = dpr.METHOD._replace(
   data=functools.partial(multitask.find_tasks, numbered=False),
   shapes=functools.partial(multitask.batch_shapes, numbered=False),
-  options=dual_encoder.OPTIONS,
+  options={dpr.build: dual_encoder.OPTIONS},
 )

@@ -8,8 +8,11 @@ from etils import epath
 from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
 from dprjax.papers.nir_prompt import pairs
+from dprjax.retrieval import measures
+from dprjax.retrieval.reranker import Reranker
+from dprjax.text import trec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import retrieval_data
 from dprjax.training.method import Evaluate, Scores
@@ -57,17 +60,11 @@ class LabelledPairs:
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
   """The labelled pairs of a task."""
-  key = f'config.tasks.{task}.data'
   folder = section.dir
   if section.format == 'docstrings':
     folder = str(workdir / 'data' / task)
     if not epath.Path(folder).exists():
       pairs.write_docstrings(folder, section.dir.split(','))
-  elif section.format != 'auto' or section.mined_negatives:
-    raise InputError(
-      f'{key}.format, {key}.mined_negatives: labelled pairs are files SPLIT.jsonl, .tsv or .csv '
-      'without mined negatives; leave both out'
-    )
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   most = 2 * section.max_queries or None  # of each label
   train = pairs.PairSource(folder, section.train_split, hold_out=hold_out, max_pairs=most)
@@ -84,16 +81,40 @@ def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -
 def classify(
   scores: Float[np.ndarray, ' n'], labels: Int32[np.ndarray, ' n'], measure: str
 ) -> Scores:
-  """``accuracy`` and ``F1`` of matching pairs, predicted by a positive score.
+  """``accuracy``, ``F1`` and ``AP`` of matching pairs, and the share of ``yes``.
 
-  ``values`` are for ``measure``, one of the two.
+  A positive score says yes; AP is of their order. ``values`` are for ``measure``, accuracy or F1.
   """
   said, true = scores > 0, labels == 1
+  ranked = {f'{i:09}': score for i, score in enumerate(scores.tolist())}
+  judged = {f'{i:09}': int(label) for i, label in enumerate(labels)}
   right = int(np.count_nonzero(said & true))
   either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
-  means = {'accuracy': float(np.mean(said == true)), 'F1': 2 * right / either if either else 0.0}
+  means = {
+    'accuracy': float(np.mean(said == true)),
+    'F1': 2 * right / either if either else 0.0,
+    'AP': measures.measure(trec.run_from_dict({'': ranked}), {'': judged}, ['AP'])['mean']['AP'],
+    'yes': float(np.mean(said)),
+  }
   values = (said == true).astype(np.float64)
   if measure == 'F1':  # 2 a / b of two means, linear in both
     each = 2.0 * (said & true) - means['F1'] * (said.astype(np.float64) + true)
     values = means['F1'] + each * (len(scores) / max(either, 1))
   return Scores(means, {'': values})
+
+
+def one_answer(labels: Int32[np.ndarray, ' n'], measure: str) -> Scores:
+  """The scores of yes or no to all pairs, the better by ``measure``."""
+  both = [classify(np.full(len(labels), answer), labels, measure) for answer in (1.0, -1.0)]
+  return max(both, key=lambda found: found.means[measure])
+
+
+def measure_pairs(reranker: Reranker, folder: PathLike, split: str = 'test') -> dict[str, float]:
+  """``accuracy``, ``F1``, ``AP`` and the share of ``yes`` of a reranker on labelled pairs.
+
+  ``one answer`` is the accuracy of the more frequent label.
+  """
+  rows = pairs.read_pairs(pairs.PairSource(str(folder), split))
+  labels = np.array([row.label for row in rows], np.int32)
+  found = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')
+  return {**found.means, 'one answer': one_answer(labels, 'accuracy').means['accuracy']}

@@ -243,13 +243,15 @@ class _Tasks:
     sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
     unit = 'queries' if form == 'retrieval' else 'pairs'
     dev = tasks[0].data.dev is not None
+    as_encoder = dev and form == 'retrieval' and config.eval.baseline == 'encoder'
     return TrainingData(
       batches=made,
       unit=unit,
       description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {unit}: {sizes}',
       ids=ids,
       evaluation=evaluation if dev else None,
-      frozen=functools.partial(self._frozen, tokenizer) if dev and form == 'retrieval' else None,
+      frozen=functools.partial(self._frozen, tokenizer) if as_encoder else None,
+      floor=functools.partial(self._floor, tokenizer),
     )
 
   def _evaluation(self, task: Task, shared: Any, tokenizer: Tokenizer) -> Evaluate:
@@ -272,13 +274,39 @@ class _Tasks:
         logger.info('%s: %s', task.name, line)
     return self._mean(found)
 
+  def _floor(self, tokenizer: Tokenizer, found: Scores) -> Scores:
+    """``found``, where labelled pairs are at least as good as one answer."""
+    means, values = dict(found.means), dict(found.values)
+    for task in self.tasks:
+      if not isinstance(task.data, LabelledPairs) or task.data.dev is None:
+        continue
+      labels = task.data.open_cache('dev', task.data.dev, tokenizer).labels
+      one = labelled_pairs.one_answer(labels, task.measure)
+      if one.means[task.measure] > means[f'{task.name}/{task.measure}']:
+        means |= {f'{task.name}/{name}': value for name, value in one.means.items()}
+        values[task.name] = one.values['']
+        if jax.process_index() == 0:
+          answer = 'yes' if one.means['yes'] else 'no'
+          logger.info('%s: the baseline is %s to all pairs', task.name, answer)
+    return found._replace(means=means | {MEAN: self._mean_of(means)}, values=values)
+
   def _mean(self, found: list[Scores]) -> Scores:
     """The scores of all tasks, and their mean."""
     each = list(zip(self.tasks, found, strict=True))
-    means = {f'{task.name}/{task.measure}': scores.means[task.measure] for task, scores in each}
+    means = {
+      f'{task.name}/{name}': value for task, scores in each for name, value in scores.means.items()
+    }
     values = {task.name: scores.values[''] for task, scores in each if '' in scores.values}
     new = {task.name: scores.new[''] for task, scores in each if '' in scores.new}
-    return Scores(means | {MEAN: float(np.mean(list(means.values())))}, values, new)
+    notes = [
+      f'{task.name}: yes to {scores.means["yes"]:.0%} of the pairs'
+      for task, scores in each
+      if not 0.05 <= scores.means.get('yes', 0.5) <= 0.95
+    ]
+    return Scores(means | {MEAN: self._mean_of(means)}, values, new, note='; '.join(notes))
+
+  def _mean_of(self, means: Mapping[str, float]) -> float:
+    return float(np.mean([means[f'{task.name}/{task.measure}'] for task in self.tasks]))
 
 
 def _check_lengths(

@@ -116,19 +116,12 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
 def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
   """``config.template.fixed_layers`` as a number of layers."""
   count = config.template.fixed_layers
-  if count > model.num_layers:
-    raise InputError(
-      f'config.template.fixed_layers: {count}, but {config.backbone.path} has {model.num_layers} '
-      'layers'
-    )
-  return model.num_layers - 1 if count == -1 else count
+  return model.num_layers - 1 if count == -1 else min(count, model.num_layers)
 
 
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   """The templates of the tasks, by number."""
   settings = config.template
-  if not config.tasks:
-    raise InputError(f'config.tasks is empty: {config.method} needs a task')
   if settings.kind == 'hybrid' and 'pair' not in kinds:
     raise InputError(
       "config.template.kind: 'hybrid' needs pairs; for a retriever use 'continuous' or 'manual'"

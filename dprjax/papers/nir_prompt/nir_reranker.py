@@ -117,4 +117,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown, dual_encoder.without_adapter)
 
 
-METHOD = nir_prompt.method(build, 'pairs', KINDS, parts=('mlm',), needs=('mlm',))
+METHOD = nir_prompt.method(
+  build, 'pairs', KINDS, parts=('mlm',), needs=('mlm',), options={build: ('grad_cache',)}
+)

@@ -85,4 +85,4 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown)
 
 
-METHOD = nir_prompt.method(build, 'retrieval', SIDES, options=('matryoshka',))
+METHOD = nir_prompt.method(build, 'retrieval', SIDES, options={build: ('grad_cache', 'matryoshka')})

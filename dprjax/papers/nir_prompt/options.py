@@ -28,18 +28,18 @@ def table() -> types.SimpleNamespace:
   """The sections ``tasks``, ``template`` and ``adapt``, and the order of batches."""
   c = types.SimpleNamespace()
   # several data sets in one run: NAME = an entry of `task_table`; c.data.dir stays empty. Tasks are
-  # numbered in sorted order of names
+  # numbered in sorted order of names.
   c.tasks = types.SimpleNamespace()
-  # batches (NIR-Prompt, Table 13): 'alternate', from one task, in turn; 'random_task', from one
+  # Batches (NIR-Prompt, Table 13): 'alternate', from one task, in turn; 'random_task', from one
   # task, in random order; 'balanced', equal rows of each task; 'random', rows of all tasks shuffled
   c.arrangement = choice('alternate', 'random_task', 'balanced', 'random')
   # examples of a task in an epoch; large sets continue in the next epoch, small ones repeat; 0: the
   # size of the smallest set
   c.per_task = whole(0, least=0, most=10**9)
 
-  # the template around each text
+  # the template around each text.
   c.template = types.SimpleNamespace()
-  # slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
+  # Slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
   # 'hybrid', for pairs, only P3 in words; 'none', empty
   c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
   c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # of a query or passage
@@ -53,7 +53,7 @@ def table() -> types.SimpleNamespace:
   # P(yes) - P(no), as in the paper
   c.template.score = choice('logit', 'probability')
 
-  # for a new task: its prompt is a weighted sum of trained prompts
+  # for a new task: its prompt is a weighted sum of trained prompts.
   c.adapt = types.SimpleNamespace()
   c.adapt.fusion = switch(False)  # False: new prompt encoders, or the prompt file
   # prompt files of trained tasks or their folders, separated by commas; '': the folder prompts
@@ -77,7 +77,7 @@ def task_table() -> types.SimpleNamespace:
   # of 'nir_retriever' and 'nir_reranker': the task prompt file, kept fixed; '': a new prompt
   t.prompt = text('')
   # words of P1, P2, ... around each text, for c.template.kind = 'manual'; (): the words of the
-  # paper, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'
+  # paper, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'.
   t.words = types.SimpleNamespace()
   t.words.query, t.words.passage, t.words.pair = phrases(), phrases(), phrases()
   # on the dev split: for a ranking, such as 'RR@10'; for pairs 'accuracy' or 'F1'

@@ -24,6 +24,6 @@ def table() -> types.SimpleNamespace:
   c.topics.words = whole(0, least=0, most=512).only(topics__path=SET, prompt__length=0)
   # control: random words for each document
   c.topics.random_words = switch(False).only(topics__words=SET)
-  # control: random topics for documents, in equal shares
+  # control: random topics for documents, in proportion to the sizes of topics
   c.topics.random_topics = switch(False).only(topics__path=SET, topics__random_words=False)
   return c

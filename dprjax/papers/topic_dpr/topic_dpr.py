@@ -457,7 +457,7 @@ METHOD = Method(
   build,
   find_data,
   export,
-  options=('prompt.length', 'matryoshka'),
+  options={build: ('grad_cache', 'prompt.length', 'matryoshka')},
   requires={'data.categories': True, 'negatives': 0, 'normalize': True, 'in_batch': True},
   shapes=shapes,
 )

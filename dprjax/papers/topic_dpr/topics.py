@@ -169,7 +169,9 @@ def _draw(fitted: Fitted, path: str) -> None:
     title = f'topic {k}: {made.sizes[k]:,} documents'
     shown = [words[place] for place in order.tolist()]
     panels.append(figures.TopicPanel(title, shown, own[order], background[order]))
-  foot = f'{made.meta["kind"]}; {fitted.agreement:.1%} of documents have this topic by their words'
+  foot = (
+    f'{made.meta["kind"]}; {fitted.agreement:.1%} of these documents have this topic by their words'
+  )
   figures.topics(panels, foot, path)
 
 

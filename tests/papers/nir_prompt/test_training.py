@@ -5,11 +5,12 @@ import pathlib
 import numpy as np
 import pytest
 
-from dprjax import encode, export, load_prompt, train
+from dprjax import PromptReranker, encode, export, load_prompt, train
 from dprjax.base import tree
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import artifact, head_specs, hub
-from dprjax.papers.nir_prompt import template_tokens
+from dprjax.papers.nir_prompt import labelled_pairs, template_tokens
+from dprjax.papers.nir_prompt.pairs import PairSource, read_pairs
 from tests.refusals import named_in
 from tests.workdirs import trainable_of
 
@@ -113,6 +114,14 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   assert status == 2 and named_in(err, files[first]), err
 
   if stage == 'reranker':
+    pairs = tmp_path / 'both' / 'data' / first
+    reranker = PromptReranker.load(model, model / 'prompts' / f'{first}.npz')
+    found = labelled_pairs.measure_pairs(reranker, pairs)
+    rows = read_pairs(PairSource(str(pairs), 'test'))
+    said = reranker.score([row[:2] for row in rows]) > 0
+    right = np.mean([answer == row.label for answer, row in zip(said, rows, strict=True)])
+    assert found['accuracy'] == right and found['yes'] == said.mean()
+    assert found['one answer'] == 0.5 and 0 <= found['F1'] <= 1 and 0 < found['AP'] <= 1
     return  # the same code adapts both
   # A new task, whose prompt is a sum of theirs.
   one = f'--config.backbone.path={model}'
