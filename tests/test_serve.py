@@ -194,7 +194,9 @@ def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
   digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('flood', 'quiet')}
   lines = ''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items())
   (tmp_path / 'keys').write_text(lines)
-  server = start(f'--keys={tmp_path / "keys"}', '--name=model')
+  # A busy machine may take long for all of it.
+  patient = ('--max_wait=600', '--timeout=600')
+  server = start(f'--keys={tmp_path / "keys"}', '--name=model', *patient)
   server.wait()
   done = []
 
