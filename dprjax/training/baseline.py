@@ -21,7 +21,7 @@ from dprjax.retrieval import comparison
 from dprjax.training import workdir
 from dprjax.training.method import Scores
 
-_FORMAT, _WHOLE = 'dprjax.scores', 'dprjax.whole'
+_FORMAT = 'dprjax.scores'
 _LATER = 'dev'  # folder of later evaluations
 
 _HIGH = 0.95  # above this score a gain may be too small to show
@@ -34,12 +34,6 @@ class _Scores(msgspec.Struct):
   values: dict[str, list[float]]
   new: dict[str, list[bool]] = {}
   fused: dict[str, list[list[float]]] = {}
-
-
-class _Whole(msgspec.Struct):
-  format: Literal['dprjax.whole']
-  step: int
-  gain: dict[str, Any]
 
 
 class Gain(NamedTuple):
@@ -158,26 +152,6 @@ def saturated(measure: str, scores: Scores) -> str:
     f'{small if mean < 1 else "no score is higher"}. Use the encoder as it is; to train all the '
     'same: --config.eval.skip_saturated=False'
   )
-
-
-def write_whole(folder: epath.Path, step: int, gain: Gain) -> None:
-  """Writes the gain in the whole corpus after a step."""
-  record = {'format': _WHOLE, 'step': step, 'gain': gain._asdict()}
-  files.write_json(folder / workdir.WHOLE, record)
-
-
-def read_whole(folder: epath.Path, step: int) -> Gain | None:
-  """Reads the gain from `write_whole` for this step."""
-  path = folder / workdir.WHOLE
-  if not path.exists():
-    return None
-  kept = reading.read(path, 'score', _Whole)
-  gain = Gain.read(kept.gain, str(path))
-  return gain if kept.step == step else None
-
-
-def metrics_of_whole(gain: Gain) -> dict[str, float]:
-  return {f'whole/{gain.measure}': gain.best, f'whole/{gain.measure} before': gain.baseline}
 
 
 def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:

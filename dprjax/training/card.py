@@ -259,12 +259,6 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
   gain = subject.meta.get('gain')
   if gain is not None:
     yield from _gain(gain)
-    kept, name = subject.meta.get('metrics'), f'whole/{gain["measure"]}'
-    whole: list[Any] = []
-    if isinstance(kept, dict):
-      whole = [kept.get(key) for key in (name, f'{name} before')]
-    if whole and all(isinstance(value, int | float) for value in whole):
-      yield f'In the whole corpus: {whole[0]:.4f}, against {whole[1]:.4f} before the training.'
     yield from _expected(subject.meta.get('expected'))
   elif training is not None:
     for measure, value in training.metrics.items():

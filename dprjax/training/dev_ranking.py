@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -106,7 +105,6 @@ class DevRanking:
     data: Splits,
     tokenizer: Tokenizer,
     wanted: Sequence[str],
-    whole: bool = False,
     number: int | None = None,
     known: query_only.DiskVectors | None = None,
   ):
@@ -114,7 +112,6 @@ class DevRanking:
 
     Args:
       wanted: measures; the first gives the values of single queries.
-      whole: whether to ignore ``config.eval.corpus_limit``.
       number: of the task, if ``Model.embed`` takes it.
       known: with a prompt for queries only, the vectors of passages in the training split.
     """
@@ -127,7 +124,7 @@ class DevRanking:
     self.cut = texts_cut(tokens)
     query_rows = tokens.query_rows(queries)
     passages = np.arange(tokens.num_passages)
-    if not whole and 0 < config.eval.corpus_limit < len(passages):
+    if 0 < config.eval.corpus_limit < len(passages):
       # The passages of dev queries (which may exceed the limit) and a random sample.
       own = np.unique(np.concatenate([row.relevant for row in query_rows]))
       drawn = np.random.default_rng(config.seed).choice(
@@ -238,28 +235,6 @@ class DevRanking:
         {side: encoder.vectors(side, texts[side], made.get(side)) for side in SIDES}
       )
     return found._replace(means=distributed.agree(dict(found.means)))
-
-  def whole(
-    self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array], seconds: float
-  ) -> tuple[Scores, Scores] | None:
-    """Baseline scores and scores; None if encoding would take longer than ``seconds``."""
-    # How often passages are encoded: with the parameters, and by the frozen encoder.
-    encoder, times = self._frozen_encoder, 0.0 if self.fixed else 1.0
-    if not self.fixed or encoder.differs('passage'):
-      longest = self.data.section.passage_max_length
-      times += max(encoder.spec.max_length('passage') / longest, 1)
-    if times:
-      tokens, count = self.rows['passage'], self.data.config.eval.batch_size
-      some = np.unique(np.linspace(0, len(tokens) - 1, count).astype(int))
-      columns = [column[some] for column in self.columns['passage']]
-      for _ in range(2):  # the first run compiles
-        began = time.monotonic()
-        embedders['passage'](params, [tokens[i] for i in some], columns=columns)
-        took = time.monotonic() - began
-      if distributed.agree(times * took * len(tokens) / len(some) > seconds):
-        return None
-    vectors = self.embed(embedders, params)
-    return self.frozen(), self.measure(vectors)
 
   @property
   def _frozen_encoder(self) -> Frozen:

@@ -159,8 +159,6 @@ def export(
     }
     if own == kept.choice.candidate and own.fused:
       how = kept.fusion
-  if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
-    meta['metrics'] |= baseline.metrics_of_whole(in_whole)
   stamped = provenance.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
   training = card.TrainingSummary(

@@ -55,7 +55,6 @@ class Standing:
     stale: evaluations since the best one.
     note: on the best scores.
     beaten: the rival in the lead.
-    seconds: total training time.
   """
 
   best: float | None = None
@@ -65,13 +64,12 @@ class Standing:
   note: str = ''
   beaten: str = ''
   stopped: bool = False
-  seconds: float = 0.0
 
   @classmethod
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
     """From a checkpoint at ``where``."""
     gain = baseline.Gain.read(extra.get('gain'), where)
-    names = ('best', 'best_step', 'stale', 'note', 'beaten', 'stopped', 'seconds')
+    names = ('best', 'best_step', 'stale', 'note', 'beaten', 'stopped')
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
 
   def write(self) -> dict[str, Any]:
@@ -143,8 +141,6 @@ class Loop:
     )
     self.step, self.standing = 0, Standing(gain=choice and choice.gain)
     self._resumed = self._restore()
-    self._began = self.step
-    self._began_at = time.monotonic() - self.standing.seconds
     describe(setup, self._state, self._frozen, self.total)
     if self.step:
       done = ', the last one' if self.step == self.total else ''
@@ -300,37 +296,9 @@ class Loop:
     return words
 
   def finish(self) -> None:
-    """Waits for the last metrics and checkpoints, and measures in the whole corpus."""
+    """Waits for the last metrics and checkpoints."""
     self._read_all()
     self._saved.wait()
-    if self.step != self._began:
-      self.standing.seconds = time.monotonic() - self._began_at
-    if self._part.whole:
-      self._score_whole()
-
-  def _score_whole(self) -> None:
-    """Logs the gain of the best step in the whole corpus, read from the workdir or measured now."""
-    data, step = self._setup.data, self.standing.best_step
-    if data.whole is None or not step:
-      return
-    measure, workdir = self._setup.config.eval.measure, self._setup.workdir
-    gain = baseline.read_whole(workdir, step) if self._main else None
-    if not distributed.agree(gain is not None):
-      chosen = self._layout.put(self._saved.restore_trainable(step))
-      scores = data.whole(self._setup.model, {**self._frozen, **chosen}, self.standing.seconds / 10)
-      if scores is None:
-        self._setup.say(
-          'the whole corpus is not searched: it would take over a tenth of the training time'
-        )
-        return
-      if self._main:
-        gain = baseline.compare(measure, *scores)
-        baseline.write_whole(workdir, step, gain)
-    if gain is not None:
-      self._setup.say(
-        f'in the whole corpus: {measure} {gain.best:.4f} after step {step}, {gain.shown} on '
-        f'{gain.baseline:.4f} before'
-      )
 
   def _restore(self) -> bool:
     """Restores the latest checkpoint; returns whether there is one."""
@@ -349,7 +317,6 @@ class Loop:
 
   def _save(self, score: float | None) -> None:
     self._read_all()
-    self.standing.seconds = time.monotonic() - self._began_at
     extra = {
       'data': self._batches.get_state(),
       'seed': self._setup.config.seed,

@@ -125,8 +125,6 @@ class TrainingData(NamedTuple):
     shorter: whether the training cuts texts that ``frozen`` reads on; ``Model.baseline`` is then
       scored too.
     floor: the baseline, given the scores of ``Model.baseline``.
-    whole: ``(model, params, seconds) -> (baseline scores, scores)`` in the whole corpus, if the
-      evaluation searches only a part; returns None if it would take longer.
     arrays: constant inputs of the loss by flat names, replicated on every device.
   """
 
@@ -138,7 +136,6 @@ class TrainingData(NamedTuple):
   frozen: Callable[[], Scores] | None = None
   shorter: Callable[[], bool] = lambda: False
   floor: Callable[[Scores], Scores] = lambda scores: scores
-  whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 

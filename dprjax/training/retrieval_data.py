@@ -223,16 +223,14 @@ class Retrieval:
     others += config.corpus_negatives
     if config.corpus_negatives < 0:
       others = len(distinct) - 1
-    part = 0 < config.eval.corpus_limit < tokens.num_passages
     # Cached: the evaluations of a model share its compiled programs.
     embedders = functools.cache(
       functools.partial(dev_ranking.make_embedders, section, config, self.devices, tokenizer)
     )
 
-    def ranking(whole: bool = False) -> dev_ranking.DevRanking:
-      return dev_ranking.DevRanking(
-        self, tokenizer, dev_ranking.measure_names(config, *_MEASURES), whole=whole, known=passages
-      )
+    def ranking() -> dev_ranking.DevRanking:
+      names = dev_ranking.measure_names(config, *_MEASURES)
+      return dev_ranking.DevRanking(self, tokenizer, names, known=passages)
 
     cut = dev_ranking.texts_cut(tokens)
 
@@ -257,15 +255,6 @@ class Retrieval:
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
       frozen=frozen if as_encoder and (self.dev or self.folds) else None,
       shorter=shorter,
-      whole=(
-        (
-          lambda built, params, seconds: ranking(True).whole(
-            embedders(built.embed), params, seconds
-          )
-        )
-        if self.dev and part
-        else None
-      ),
       arrays=query_only.arrays(config, passages, distinct),
     )
 

@@ -26,12 +26,11 @@ SELECTION = (
   'selection.json'  # the choice by held-out queries: an alternative, or a number of updates
 )
 FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings for the choice
-WHOLE = 'whole.json'  # score of the best checkpoint in the whole corpus
 CHOSEN = 'choice.json'  # estimates of all candidates by held-out queries
 SATURATED = 'saturated.json'  # the reason why nothing was trained
 _SATURATED = 'dprjax.saturated'  # its format
 DEV = 'dev.tsv'  # judgements of the held-out queries
-MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED, CHOSEN)
+MEASURED = (BASELINE, SELECTION, SATURATED, CHOSEN)
 SEEN_BEFORE = 'queries-init_from.npz'  # of the prompt that starts the run
 _QUERIES = 'queries*.npz'  # hashes of the queries used for training and choice
 CHOICE = 'dprjax.selection'  # the format of the selection

@@ -128,14 +128,6 @@ def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, ex
     assert '--config.eval.skip_saturated=False' in why
 
 
-def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
-  assert baseline.read_whole(tmp_path, 4) is None
-  gain = baseline.compare('mean', short_of_one(8, 4), short_of_one(8, 2))
-  baseline.write_whole(tmp_path, 4, gain)
-  assert baseline.read_whole(tmp_path, 4) == gain and baseline.read_whole(tmp_path, 6) is None
-  assert baseline.metrics_of_whole(gain) == {'whole/mean': 0.875, 'whole/mean before': 0.75}
-
-
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

@@ -147,13 +147,3 @@ def test_a_prompt_for_queries_alone(tmp_path):
   text = card.write(made, subject(tmp_path, meta, **{'query/prefix': (2, 2, 3, 2, 8)}))
   assert "from_pretrained(backbone, 'DIR', subfolder='query')" in text
   assert 'for queries only' in text
-
-
-@pytest.mark.parametrize('before, shown', [(0.25, True), ('low', False), (None, False)])
-def test_the_whole_corpus(tmp_path, before, shown):
-  metrics = {'whole/nDCG@10': 0.375, 'whole/nDCG@10 before': before}
-  meta = META | {'gain': GAIN, 'metrics': metrics}
-  made = card.Card('npz', None, None, {}, TRAINING)
-  _, rest = parts(card.write(made, subject(tmp_path, meta)))
-  line = 'In the whole corpus: 0.3750, against 0.2500 before the training.'
-  assert (line in rest) == shown
