@@ -4,14 +4,11 @@
 
 Every judged query counts; one without results counts as 0. Equal scores are ranked by falling id,
 as trec_eval does. Several runs on the same judgements make one table. So do several data sets, with
-their average; judgements are given one by one, or taken from BEIR folders (DIR/qrels/SPLIT.tsv,
-with the name of the folder):
+their average:
 
     python -m dprjax.evaluate --run=frozen=a.trec --run=best=b.trec --qrels=qrels/test.tsv
     python -m dprjax.evaluate --run=nq=nq.trec --qrels=nq=nq.tsv \\
         --run=fiqa=fiqa.trec --qrels=fiqa=fiqa.tsv --out=metrics.json
-    python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
-        --run=scifact=a.trec --run=fiqa=b.trec --out=metrics.json
 
 Measures have their names in ir_measures, or those of trec_eval (ndcg_cut_10, recip_rank). nAP@k is
 average precision over min(k, R) for R relevant documents, as in sentence-transformers and
@@ -58,10 +55,6 @@ class Flags:
     read=flags.maybe_named,
     metavar='[NAME=]FILE',
   )
-  beir: tuple[str, ...] = flag(
-    'a BEIR folder with judgements for the run of the same name', (), metavar='DIR'
-  )
-  split: str = flag('of the BEIR folders', 'test')
   measure: tuple[str, ...] = flag(
     'names in ir_measures, one or several; may be repeated',
     measures.DEFAULT_MEASURES,
@@ -120,14 +113,9 @@ def _command(args: Flags) -> None:
     raise InputError(
       '--queries goes with --retriever, --prompt or --backbone, the model that searched'
     )
-  several = len(args.run) > 1 or bool(args.beir)
+  several = len(args.run) > 1
   named = {option: _by_name(option, getattr(args, option), several) for option in _FILES}
-  runs, qrels = named['run'], named['qrels']
-  for folder in args.beir:
-    name = epath.Path(folder).name
-    if name in qrels:
-      raise InputError(f'--beir={folder} and --qrels={name}=... both give judgements of {name}')
-    qrels[name] = str(files.existing(epath.Path(folder) / 'qrels' / f'{args.split}.tsv', 'qrels'))
+  runs = named['run']
   for option, by_name in named.items():
     if extra := next((name for name in by_name if name and name not in runs), None):
       raise InputError(
@@ -136,7 +124,7 @@ def _command(args: Flags) -> None:
       )
   inputs: dict[str, Any] = {f'--{option}': [*by_name.values()] for option, by_name in named.items()}
   _check_pipes(path for paths in inputs.values() for path in paths)
-  with outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)):
+  with outputs.claim(args.out, inputs, endings=('',)):
     _measure(args, named, several)
 
 

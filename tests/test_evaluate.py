@@ -133,7 +133,8 @@ def test_judgements_of_the_query_itself_are_left_out_with_it(folder):
 
 def test_several_data_sets(folder, capsys):
   runs = '--run=two=run.trec --run=one=run.trec'
-  found = run(f'{runs} --beir=beir/one --beir=beir/two/ --measure RR@10 R@1')
+  qrels = '--qrels=one=beir/one/qrels/test.tsv --qrels=two=beir/two/qrels/test.tsv'
+  found = run(f'{runs} {qrels} --measure RR@10 --measure=R@1')
   assert found['mean']['RR@10'] == pytest.approx((0.5 + 0.5) / 2)
   assert found['per_query']['RR@10'] == {'two/q2': 0.5, 'one/q1': 1, 'one/q2': 0.5, 'one/q3': 0}
   assert found['counts']['queries'] == 4
@@ -145,8 +146,6 @@ def test_several_data_sets(folder, capsys):
     ['one', '0.5000', '0.1667', '3'],
     ['average', '0.5000', '0.0833'],
   ]
-  qrels = '--qrels=one=beir/one/qrels/test.tsv --qrels=two=beir/two/qrels/test.tsv'
-  assert run(f'{runs} {qrels} --measure=RR@10 --measure=R@1') == found
 
 
 def test_answers(folder):
@@ -196,9 +195,10 @@ BAD = [
   ('--run=strict.trec --qrels=qrels.tsv --corpus=corpus.jsonl --strict', 'corpus.jsonl'),
   ('--run=run.trec --answers=answers.jsonl', ('--answers', '--corpus')),
   ('--run=a=run.trec --run=run.trec --qrels=qrels.tsv', '--run=NAME=FILE'),
-  ('--run=one=run.trec --beir=beir/one --beir=beir/two', '--run=two=FILE'),
-  ('--run=one=run.trec --beir=beir/one --split=dev', 'beir/one/qrels/dev.tsv'),
-  ('--run=one=run.trec --beir=beir/one --qrels=one=qrels.tsv', '--qrels'),
+  (
+    '--run=one=run.trec --run=three=run.trec --qrels=two=beir/two/qrels/test.tsv',
+    '--run=two=FILE',
+  ),
   (f'{JUDGED} --out=beir', 'beir'),
   (f'{JUDGED} --backbone=b', ('--queries', '--backbone')),
 ]
@@ -243,7 +243,8 @@ def test_queries_that_the_model_has_seen(folder, capsys):
   report.main(['--metrics=prompt=metrics.json', '--out=report.md'])
   assert 'prompt was trained on 2 of them.' in (folder / 'report.md').read_text()
   sums = run(
-    '--beir=beir/one --beir=beir/two --run=one=run.trec --run=two=run.trec '
+    '--qrels=one=beir/one/qrels/test.tsv --qrels=two=beir/two/qrels/test.tsv '
+    '--run=one=run.trec --run=two=run.trec '
     '--queries=one=queries.jsonl --backbone=model'
   )
   assert sums['counts']['queries_seen_in_train'] == 2

@@ -346,7 +346,7 @@ FLAGS = {
   ],
   'mine': ['--threshold=1.5', '--run=a=lost', '--reranker=lost'],
   'rerank': ['--dtype=float8', '--queries=lost', '--corpus=lost'],
-  'evaluate': ['--measure=DCG@7', '--split=x', '--beir=lost', '--run=b=run.trec'],
+  'evaluate': ['--measure=DCG@7', '--qrels=lost', '--run=b=run.trec'],
   'report': ['--measure=RR@10', '--metrics=a=metrics.json', '--figure=metrics.json'],
 }
 
@@ -356,9 +356,6 @@ FLAGS = {
 )
 def test_flags_that_cannot_be_used(go, folder, name, flag):
   more = ['--index_dir=x'] if flag == '--out=x/out.trec' else []
-  if name == 'evaluate' and flag == '--split=x':
-    (folder / 'beir' / 'a' / 'qrels').mkdir(parents=True)
-    more = ['--beir=beir/a']
   before = content(folder)
   command_refused(go(name, flag, *more))
   assert content(folder) == before
@@ -422,16 +419,6 @@ def test_a_kept_index_is_apart_and_what_a_killed_command_left_of_it_is_cleared(g
   data.write_bytes(data.read_bytes()[:-1] + b'\x01')
   command_refused(go('bm25', '--index_dir=index'), 'data.csc.index.npy')
   assert (folder / 'out.trec').read_bytes() == whole
-
-
-def test_a_beir_folder_is_an_input(go, folder):
-  (folder / 'set' / 'qrels').mkdir(parents=True)
-  (folder / 'set' / 'qrels' / 'test.tsv').write_text(FILES['qrels.tsv'])
-  for out in ('set/qrels/test.tsv', 'set/metrics.json', 'set'):
-    before = content(folder)
-    status, errors = go('evaluate', '--beir=set', run='set=run.trec', out=out, **{'qrels': ''})
-    assert status == 2, errors
-    assert content(folder) == before
 
 
 @pytest.mark.slow
