@@ -35,7 +35,6 @@ from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.retrieval import answers, evaluation, measures
-from dprjax.retrieval.answers import MATCHES
 from dprjax.text import seen, trec
 from dprjax.text.qrels import read_qrels
 
@@ -94,7 +93,6 @@ class Flags:
   answer_k: tuple[int, ...] = flag(
     'numbers of passages to search for an answer', (5, 20, 100), split=' '
   )
-  match: str = flag('kind of answers; regex for CuratedTREC', 'string', choices=MATCHES)
   extra: dict[str, str] = flag(
     'a fact to record, such as the number of trained parameters: a column of dprjax.report',
     {},
@@ -139,7 +137,7 @@ def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
   questions = None
   if given['answers']:
     found = answers.read_answers(given['answers'])
-    questions = evaluation.Questions(found, args.answer_k, args.match)
+    questions = evaluation.Questions(found, args.answer_k)
   assert run is not None
   return evaluation.evaluate(
     trec.read_run(run),

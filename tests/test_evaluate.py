@@ -157,17 +157,17 @@ def test_answers(folder):
     'Answer@3': {'q1': 1, 'q2': 1},
   }
   assert found['mean'] == {'Answer@1': 0, 'Answer@2': 1, 'Answer@3': 1}
-  (folder / 'regex.jsonl').write_text(
-    '{"_id": "q1", "answers": ["nothing"]}\n{"_id": "q2", "answers": ["Q\\\\d$"]}\n'
+  (folder / 'more.jsonl').write_text(
+    '{"_id": "q1", "answers": ["nothing"]}\n{"_id": "q2", "answers": ["q2"]}\n'
   )
   both = run(
-    '--run=run.trec --answers=regex.jsonl --corpus=corpus.jsonl --qrels=qrels.tsv --measure=RR@10 '
-    '--answer_k=1 --match=regex'
+    '--run=run.trec --answers=more.jsonl --corpus=corpus.jsonl --qrels=qrels.tsv --measure=RR@10 '
+    '--answer_k=1'
   )
   assert both['mean'] == {'RR@10': 0.5, 'Answer@1': 0.5}
   counts = {'questions': 2, 'queries': 3, 'unknown_documents': 1}
   assert {name: both['counts'][name] for name in counts} == counts
-  assert both['settings'] == {'drop_same_id': False, 'match': 'regex'}
+  assert both['settings'] == {'drop_same_id': False}
 
 
 def test_published_bm25_run(data_dir, tmp_path, monkeypatch):

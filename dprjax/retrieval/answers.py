@@ -1,8 +1,7 @@
 """Answer recall of open-domain question answering, as in DPR (dpr/data/qa_validation.py).
 
-A passage is a hit if its text without the title contains an answer: as a sequence of words,
-ignoring case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question is a hit at
-k if one of its first k passages is a hit.
+A passage is a hit if its text without the title contains an answer as a sequence of words, ignoring
+case. A question is a hit at k if one of its first k passages is a hit.
 """
 
 import ast
@@ -23,49 +22,22 @@ from dprjax.text.fields import Id, UniqueIds, check_id
 from dprjax.text.texts import Texts
 from dprjax.text.trec import Run
 
-MATCHES = ('string', 'regex')
-
 # Raised by the Python parser, also for deep nesting.
 _NO_LIST = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
-_LONGEST_S = 20.0  # for one expression in one passage
-_FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 # The DPR SimpleTokenizer: a run of letters, digits and marks, or one other visible character.
-_WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', _FLAGS)
+_WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]')
 
 
-def has_answer(answers: Iterable[str], text: str, match: str = 'string') -> bool:
-  """Whether the text contains an answer.
-
-  As in DPR, an answer without words matches every text, and an invalid expression none.
-  """
-  text = unicodedata.normalize('NFD', text)
-  if match == 'string':
-    words = _words(text)
-    return any(_words(unicodedata.normalize('NFD', answer)) in words for answer in answers)
-  patterns = (_compile(answer) for answer in answers)
-  return any(pattern is not None and _matches(pattern, text) for pattern in patterns)
-
-
-def _matches(pattern: regex.Pattern[str], text: str) -> bool:
-  try:
-    return bool(pattern.search(text, timeout=_LONGEST_S))
-  except TimeoutError as error:
-    raise InputError(
-      f'the answer {pattern.pattern!r:.80} takes more than {_LONGEST_S:g} s in one passage; avoid '
-      'nested repetitions'
-    ) from error
+def has_answer(answers: Iterable[str], text: str) -> bool:
+  """Whether the text contains an answer. As in DPR, one without words is in every text."""
+  words = _words(text)
+  return any(_words(answer) in words for answer in answers)
 
 
 def _words(text: str) -> str:
   """The words between spaces, so that a sequence of words is a substring."""
-  return ' ' + ''.join(f'{word.lower()} ' for word in _WORD.findall(text))
-
-
-def _compile(answer: str) -> regex.Pattern[str] | None:
-  try:
-    return regex.compile(unicodedata.normalize('NFD', answer), _FLAGS)
-  except (regex.error, RecursionError, OverflowError):
-    return None
+  words = _WORD.findall(unicodedata.normalize('NFD', text))
+  return ' ' + ''.join(f'{word.lower()} ' for word in words)
 
 
 def answer_recall(
@@ -73,7 +45,6 @@ def answer_recall(
   answers: Mapping[str, Sequence[str]],
   texts: Mapping[str, str],
   ks: Sequence[int] = (5, 20, 100),
-  match: str = 'string',
 ) -> Metrics:
   """``Answer@k``, the DPR top-k accuracy: the fraction of questions with a hit in the first k.
 
@@ -93,7 +64,7 @@ def answer_recall(
       (
         rank
         for rank, doc_id in enumerate(ranking, start=1)
-        if doc_id in texts and has_answer(answers[query_id], texts[doc_id], match)
+        if doc_id in texts and has_answer(answers[query_id], texts[doc_id])
       ),
       math.inf,
     )
@@ -112,7 +83,7 @@ def answer_recall(
       'questions_missing': sum(not rankings.get(query_id) for query_id in answers),
       'passages_without_text': len(unknown),
       'broken_answers': sum(
-        _is_broken(answer, match) for given in answers.values() for answer in given
+        _words(answer) == ' ' for given in answers.values() for answer in given
       ),
     },
   }
@@ -127,11 +98,6 @@ def questions_of(
     for query_id, ranking in run.top(depth)
     if query_id in answers
   }
-
-
-def _is_broken(answer: str, match: str) -> bool:
-  """Whether an answer has no words or does not compile."""
-  return _compile(answer) is None if match == 'regex' else _words(answer) == ' '
 
 
 def read_answers(path: PathLike) -> dict[str, list[str]]:

@@ -23,12 +23,10 @@ class Questions(NamedTuple):
   Attributes:
     answers: by question, see `answers.read_answers`.
     depths: values of k.
-    match: how answers are found, one of `answers.MATCHES`.
   """
 
   answers: Mapping[str, Sequence[str]]
   depths: Sequence[int]
-  match: str
 
 
 def evaluate(
@@ -107,7 +105,7 @@ def evaluate(
       what = 'not all ids match' if read.measured.any_judged else 'no document is judged by'
       logger.warning('%s: %s %s%s', labels[0], what, labels[1], read.measured.hint)
   if questions is not None:
-    found = answers.answer_recall(read.rankings, asked, texts, questions.depths, questions.match)
+    found = answers.answer_recall(read.rankings, asked, texts, questions.depths)
     parts.append(found)
     tell_missing(asked, 'questions')
     tell_unknown(
@@ -124,10 +122,7 @@ def evaluate(
     'mean': {name: value for part in parts for name, value in part['mean'].items()},
     'per_query': {name: values for part in parts for name, values in part['per_query'].items()},
     'counts': counts,
-    'settings': {
-      'drop_same_id': drop_same_id,
-      **({} if questions is None else {'match': questions.match}),
-    },
+    'settings': {'drop_same_id': drop_same_id},
   }
 
 

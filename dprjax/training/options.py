@@ -240,9 +240,6 @@ def table() -> types.SimpleNamespace:
   # whole-name regular expressions: attention/query, attention/key, attention/value,
   # attention/output, mlp/up, mlp/down and, if the backbone has it, mlp/gate
   c.lora.targets = several('attention/.*', 'mlp/.*').only(prompt__kind='lora')
-  # of A: 'kaiming', uniform within 1 / sqrt(inputs), as in PEFT; 'gaussian', N(0, prompt.init_std).
-  # B starts as 0
-  c.lora.init = choice('kaiming', 'gaussian').only(prompt__kind='lora')
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; all else is frozen
   # 'cls', 'mean', 'lasttoken' or another of `models.pooling`; for nir_retriever 'mask', 'cls' or

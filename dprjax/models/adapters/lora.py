@@ -75,21 +75,14 @@ class Lora(Adapter):
 
 
 def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
-  """Parameters of R = ``config.prompt.length``: A random, B zero.
-
-  ``config.lora.init`` 'kaiming': A is uniform within 1 / sqrt(I), as in PEFT; 'gaussian': N(0,
-  ``config.prompt.init_std``).
-  """
+  """R = ``config.prompt.length``: A is uniform within 1 / sqrt(I), as in PEFT, and B zero."""
   rank, sizes = config.prompt.length, adapters.sizes(model)
   params: dict[str, Any] = {}
   for number, name in enumerate(_targets(config, model)):
     shape = model.num_layers, sizes[f'{name}/in'], rank
     own = jax.random.fold_in(key, number)
-    if config.lora.init == 'kaiming':
-      bound = shape[1] ** -0.5
-      a = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
-    else:
-      a = config.prompt.init_std * jax.random.normal(own, shape, jnp.float32)
+    bound = shape[1] ** -0.5
+    a = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
     b = jnp.zeros((model.num_layers, rank, sizes[f'{name}/out']), jnp.float32)
     half, last = name.split('/')
     params.setdefault(half, {})[last] = {'a': a, 'b': b}

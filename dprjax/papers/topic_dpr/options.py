@@ -2,7 +2,7 @@
 
 import types
 
-from dprjax.training.options import SET, choice, number, switch, text, whole
+from dprjax.training.options import SET, number, switch, text, whole
 
 
 def table() -> types.SimpleNamespace:
@@ -13,8 +13,6 @@ def table() -> types.SimpleNamespace:
   # training passages at the start; '': none
   c.topics.path = text('')
   c.topics.keep = whole(0, least=0, most=1000)  # number of topics, the largest; 0: all
-  # a training query has the topic of its 'document', as published, or its 'own'
-  c.topics.query = choice('document', 'own')
   c.topics.alpha = number(0.1, least=0, below=0.5)  # of the query-query and topic-topic losses
   c.topics.margin = number(0.1, least=0, most=2)  # of the topic-topic loss
   # rows of a batch that the topic-topic loss encodes under every prompt; 0: all

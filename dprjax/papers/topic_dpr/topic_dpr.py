@@ -131,10 +131,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     adapter = expand(params)
     keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
     passages = batch['passage_tokens'], batch['passage_mask'], batch['passage_number']
-    numbers = batch['query_number'][:, None]
-    if settings.query == 'document':
-      numbers = batch['passage_number']
-    queries = batch['query_tokens'][:, None], batch['query_mask'][:, None], numbers
+    # A training query has the topic of its document, as published.
+    queries = batch['query_tokens'][:, None], batch['query_mask'][:, None], passages[2]
     q = embed_rows(params, adapter, queries, keys[0])[:, 0]
     p = embed_rows(params, adapter, passages, keys[1])[:, 0]
     alpha, count = settings.alpha, topic_count(adapter)

@@ -124,11 +124,10 @@ def expected(config, shape, params, batch):
     return reference.pool(hidden, mask[None], 'mean', True)[0]
 
   topic = batch['passage_number'][:, 0]
-  query_topic = topic if config.topics.query == 'document' else batch['query_number']
   passages = list(zip(batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0], strict=True))
   q = [
     embed(*row, k)
-    for *row, k in zip(batch['query_tokens'], batch['query_mask'], query_topic, strict=True)
+    for *row, k in zip(batch['query_tokens'], batch['query_mask'], topic, strict=True)
   ]
   p = [embed(*row, k) for row, k in zip(passages, topic, strict=True)]
   sets = [{c for c in row if c >= 0} for row in batch['categories'].tolist()]
@@ -197,7 +196,7 @@ def slow(*values):
     slow(8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
     slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
-    slow(8, 'none shared', {'topics__query': 'own'}),
+    slow(8, 'none shared', {}),
     slow(1, 'all shared', {}),
     slow(1, 'some', {'topics__keep': 1, 'grad_cache': 2}),
     slow(8, 'some', {'topics__path': '', 'prompt__length': 0}),
