@@ -38,7 +38,7 @@ def mlp_reference(params):
 
 @pytest.mark.slow
 def test_mlp_equals_numpy():
-  whole, expand = init(CONFIG, 5, reparam='mlp', init_std=0.5)
+  whole, expand = init(CONFIG, 5, reparam='mlp', init_std=0.2)
   params = whole['prompt']
   assert {
     name: leaf.shape
@@ -47,7 +47,7 @@ def test_mlp_equals_numpy():
   assert params['output']['kernel'].shape == (512, 3 * 2 * 12)
   found = expand(whole)['query'].vectors
   assert found.shape == SHAPE
-  np.testing.assert_allclose(found, mlp_reference(params), rtol=0, atol=1e-6)
+  np.testing.assert_allclose(found, mlp_reference(params), rtol=0, atol=5e-6)
 
 
 @pytest.mark.slow
