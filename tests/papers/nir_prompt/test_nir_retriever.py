@@ -182,7 +182,6 @@ def init(config, tokenizer, model, parts):
     ({'prompt__length': 4}, ('config.prompt.length', 'nir_retriever')),
     ({'template__kind': 'hybrid'}, ('config.template.kind', 'hybrid')),
     ({'template__lengths': (6,)}, ('config.template.lengths', 'P2')),
-    ({'template__fixed_layers': 4}, ('config.template.fixed_layers', '4', 'BACKBONE')),
     slow({'trainable': ('backbone/.*',)}, 'prompt/dialogue/'),
     ({'adapt__fusion': True, 'adapt__prompts': '/no/where'}, '/no/where'),
   ],
