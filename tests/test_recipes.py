@@ -23,8 +23,8 @@ RECIPES = [
   *('condenser.py:ict', 'condenser.py:mlm', 'quickstart.py'),
   *(f'../experiments/lab/configs/{name}.py' for name in ('sections', 'stsb')),
   *('cross_encoder.py:msmarco', 'cross_encoder.py:beir'),
-  *(f'topic_dpr.py:{name}' for name in ('topic', 'topic,tuned', 'dptdr', 'dpr', 'topic,docs')),
-  *(f'topic_dpr.py:{name}' for name in ('words', 'random_words,tuned', 'local')),
+  *(f'topic_dpr.py:{name}' for name in ('topic', 'topic,tuned', 'topic,paper', 'dptdr', 'dpr')),
+  *(f'topic_dpr.py:{name}' for name in ('words', 'random_words,tuned', 'topic,docs', 'local')),
 ]
 LARGE, BASE = 'roberta-large', 'bert-base-uncased'
 
@@ -158,6 +158,12 @@ def test_every_recipe_has_options_in_range_and_chooses_on_other_queries_than_it_
 def test_a_recipe_is_as_published_or_released(recipe, expected):
   config = parse(recipe)
   assert {name: value(config, name) for name in expected} == expected
+
+
+def test_recipes_of_papers_compare_at_equal_lengths():
+  papers = 'dptdr.py:msmarco', 'dptdr.py:nq', 'ft.py:nq', 'topic_dpr.py:topic', 'topic_dpr.py:dpr'
+  assert {parse(recipe).eval.baseline for recipe in papers} == {'equal'}
+  assert {parse(f'dptdr.py:{name}').eval.baseline for name in ('beir', 'scifact')} == {'encoder'}
 
 
 @pytest.mark.parametrize('recipe', ['dptdr.py:msmarco', 'ft.py:msmarco', 'ft.py:msmarco,round2'])
