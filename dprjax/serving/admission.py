@@ -38,9 +38,6 @@ class TenantLimits:
   concurrent: int | None = None
 
 
-UNLIMITED = TenantLimits()
-
-
 class Busy(Exception):
   """There is no room; retry after ``seconds``."""
 

@@ -68,7 +68,6 @@ class App(Dialects, PromptRoutes):
       engine: has the backbone and the prompts.
       indexes, rerankers: for searches and reranking.
       allowed: the keys; None: no key is needed.
-      limits: see `Limits`.
       hosts: names of this server in requests, as *.example.org; None: any. Without keys, names of
         other sites should have no answer: they may point to this machine (DNS rebinding).
       origins: other sites whose pages may send requests, such as https://example.org; '*': all.

@@ -1,8 +1,7 @@
 """Requests for vectors, in the terms of several interfaces."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,11 +11,12 @@ from dprjax.encoding import codes
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Tokens
 from dprjax.serving.library import UnknownPrompt
-from dprjax.serving.messages import Document
 from dprjax.serving.turns import Steps
 from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
+_SIDE_OF = dict.fromkeys(('query', 'search_query'), 'query')
+_SIDE_OF |= dict.fromkeys(('passage', 'document', 'search_document'), 'passage')
 
 
 class Wanted(NamedTuple):
@@ -94,12 +94,12 @@ def _field(message: str) -> str | None:
   return found and found[1]
 
 
-def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tuple[str, str, bool]:
+def split(model: str, default: str, task: str | None = None) -> tuple[str, str, bool]:
   """The name of a prompt, the side, and whether it was named: 'qa:query' gives 'qa', 'query', True.
 
   Args:
     model: may name the side.
-    said: fields that may give the side.
+    task: a `messages.Task`, which may name the side.
 
   Raises:
     UnknownPrompt: an unknown side.
@@ -110,30 +110,7 @@ def split(model: str, default: str, said: Mapping[str, str | None] = {}) -> tupl
     name, side = model, ''
   elif side not in SIDES:
     raise UnknownPrompt(model)
-  for field, word in said.items():
-    other = _side_of(word or '')
-    if side and other and side != other:
-      raise Failure(400, f'{field} says {other}, and another field says {side}', param=field)
-    side = side or other
-  return name, side or default, bool(side or any(said.values()))
-
-
-def _side_of(task: str) -> str:
-  """The side that a `messages.Task` names, or ''."""
-  if task.endswith('query'):
-    return 'query'
-  return 'passage' if task.endswith(('passage', 'document')) else ''
-
-
-def inputs(given: str | Sequence[Any], param: str) -> list[Any]:
-  """Texts, or lists of token ids, of a field that may be one of these. Raises Failure."""
-  if isinstance(given, str):
-    return [given]
-  kinds = {type(one) for one in given}
-  if kinds == {int}:
-    return [given]
-  if kinds <= {str, Document}:
-    return [one if isinstance(one, str) else one.text for one in given]
-  if kinds == {list}:
-    return [*given]
-  raise Failure(400, 'expected a text, a list of texts, token ids, or a list of these', param=param)
+  other = _SIDE_OF.get(task or '', '')
+  if side and other and side != other:
+    raise Failure(400, f'input_type says {other}, model says {side}', param='input_type')
+  return name, side or other or default, bool(side or task)

@@ -1,4 +1,4 @@
-"""Vectors and reranking, as in OpenAI, Jina, Cohere (version 2) and Text Embeddings Inference.
+"""Vectors and reranking, as in OpenAI, Cohere (version 2) and Text Embeddings Inference.
 
 The name of a prompt is ``prompt_name`` in Text Embeddings Inference, and ``model`` elsewhere.
 """
@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dprjax.serving import answers, messages
-from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import Wanted, inputs, split
+from dprjax.serving.answers import json_answer
+from dprjax.serving.asked import Wanted, split
 from dprjax.serving.indexes import probabilities
 from dprjax.serving.messages import (
   Asked,
@@ -59,7 +59,7 @@ class TeiEmbedRequest(Asked):
   `normalize`: whether vectors get length 1; by default as in the prompt.
   """
 
-  inputs: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+  inputs: str | Texts
   prompt_name: ModelName | None = None
   normalize: bool | None = None
   truncate: bool | None = None
@@ -90,17 +90,13 @@ class Dialects(Service):
   @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _openai_embed(self, request: Request) -> Response:
     asked = await self.read(request, EmbeddingRequest)
-    forms = {asked.encoding_format, asked.embedding_type} - {None}
-    if len(forms) > 1:
-      raise Failure(400, 'it is not the encoding_format', param='embedding_type')
-    form = asked.encoding_format or asked.embedding_type or 'float'
+    form = asked.encoding_format or 'float'
     wanted = Wanted(
-      *split(asked.model, 'passage', {'input_type': asked.input_type, 'task': asked.task}),
+      *split(asked.model, 'passage', asked.input_type),
       dimensions=asked.dimensions,
-      normalize=asked.normalized,
       cut=asked.truncate is not False,
     )
-    texts = inputs(asked.input, 'input')
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
     tokens, vectors = await self.embed(request, wanted, texts, 'input')
 
     def rows(start: int, stop: int) -> list[messages.Embedding]:
@@ -124,7 +120,7 @@ class Dialects(Service):
   async def _cohere_embed(self, request: Request) -> Response:
     asked = await self.read(request, CohereEmbedRequest)
     wanted = Wanted(
-      *split(asked.model, 'passage', {'input_type': asked.input_type}),
+      *split(asked.model, 'passage', asked.input_type),
       dimensions=asked.output_dimension,
       cut=asked.truncate != 'NONE',
     )
@@ -150,7 +146,7 @@ class Dialects(Service):
       normalize=asked.normalize,
       cut=asked.truncate is not False,
     )
-    texts = inputs(asked.inputs, 'inputs')
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
     tokens, vectors = await self.embed(request, wanted, texts, 'inputs')
     content = await answers.vectors_in('float', vectors)
     return json_answer(content, headers=self.headers(tokens))
@@ -162,7 +158,7 @@ class Dialects(Service):
   async def _rerank(self, request: Request) -> Response:
     asked = await self.read(request, RerankRequest)
     texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    name = self.reranker(request, asked.model, asked.max_tokens_per_doc)
+    name = self.reranker(request, asked.model)
     order, logits, total = await self.score(request, name, asked.query, texts, 'documents')
     scores = probabilities(logits).tolist()
     results = [

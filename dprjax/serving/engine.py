@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -33,15 +33,10 @@ from dprjax.serving.turns import Work
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
 
-Ids = Sequence[int]
 _BUDGET = 8192  # padded tokens of a batch
 _CORE_TOKENS = 512  # of it, for each core of a CPU (docs/performance.md)
 _TOPIC_CHARACTERS = 100_000
 _DEFAULTS = ServerOptions()
-_HINT = (
-  'send texts, or ids of its own tokenizer (LangChain sends those of another one: '
-  'OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts)'
-)
 
 
 class Tokens(NamedTuple):
@@ -129,22 +124,18 @@ class Engine:
     self.ready = self.batcher.ready
     self.pool = turns.FairPool(options.threads, 'tokenise')
 
-  def tokenize(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
-    """Tokenises texts under the settings of a prompt.
+  def tokenize(self, name: str, side: str, texts: Sequence[str]) -> Tokens:
+    """Tokenises texts, at least one, under the settings of a prompt.
 
     Args:
       side: 'query' or 'passage'.
-      texts: at least one; or token ids with special ones, which are not changed.
 
     Raises:
-      UnknownPrompt, InputError: as ``Library.get``; or ids that are no tokens, lack the special
-        tokens, or ask a prompt that chooses topics.
+      UnknownPrompt, InputError: as ``Library.get``.
     """
     return turns.finish(self.tokenize_steps(name, side, texts))
 
-  def tokenize_steps(
-    self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]
-  ) -> turns.Steps:
+  def tokenize_steps(self, name: str, side: str, texts: Sequence[str]) -> turns.Steps:
     """``tokenize`` in slices, which cost characters."""
     yield 1.0  # do nothing in the thread of the caller
     seconds = 0.0
@@ -154,9 +145,9 @@ class Engine:
     for numbers in turns.slices(range(len(texts)), lambda number: len(texts[number])):
       yield sum(len(texts[number]) for number in numbers)
       started = time.monotonic()
-      own, chosen = self._tokenize(version, name, side, [texts[n] for n in numbers], numbers[0])
-      rows += own
-      choices += chosen
+      own = [texts[number] for number in numbers]
+      rows += self._tokenize(version, name, side, own)
+      choices += version.choose(own, side)
       seconds += time.monotonic() - started
     longest = version.spec.max_length(side)
     truncated = [number for number, row in enumerate(rows) if len(row) > longest]
@@ -170,33 +161,25 @@ class Engine:
     )
 
   def _tokenize(
-    self, version: Version, name: str, side: str, texts: Sequence[Any], start: int
-  ) -> tuple[list[np.ndarray], list[AdapterChoice]]:
-    """Token ids and adapters of a slice, whose first text is number ``start`` of its request."""
-    spec = version.spec
-    if isinstance(texts[0], str):
-      if version.topic_model is not None and (most := max(map(len, texts))) > _TOPIC_CHARACTERS:
-        raise InputError(
-          f'input: a text of {most:,} characters; prompt {name} chooses topics by all words of a '
-          f'text, of {_TOPIC_CHARACTERS:,} characters at most'
-        )
-      prefixed = [spec.prefix(side) + one for one in texts]
-      shortened = self.tokenizer.shorten(prefixed, spec.max_length(side))
-      encodings = self.tokenizer.backend.encode_batch_fast(shortened)
-      return [np.array(one.ids, np.int32) for one in encodings], version.choose(texts, side)
-    if version.topic_model is not None:
-      raise InputError(f'input: prompt {name} chooses topics by words; send texts, not token ids')
-    rows = [self._check_ids(one, start + number) for number, one in enumerate(texts)]
-    return rows, version.choose([''] * len(rows), side)
+    self, version: Version, name: str, side: str, texts: Sequence[str]
+  ) -> list[np.ndarray]:
+    """Token ids of a slice, not cut."""
+    if version.topic_model is not None and (most := max(map(len, texts))) > _TOPIC_CHARACTERS:
+      raise InputError(
+        f'input: a text of {most:,} characters; prompt {name} chooses topics by all words of a '
+        f'text, of {_TOPIC_CHARACTERS:,} characters at most'
+      )
+    prefixed = [version.spec.prefix(side) + one for one in texts]
+    shortened = self.tokenizer.shorten(prefixed, version.spec.max_length(side))
+    encodings = self.tokenizer.backend.encode_batch_fast(shortened)
+    return [np.array(one.ids, np.int32) for one in encodings]
 
-  def estimate(self, name: str, side: str, texts: Sequence[str] | Sequence[Ids]) -> Work:
+  def estimate(self, name: str, side: str, texts: Sequence[str]) -> Work:
     """An estimate of the work of these texts."""
     most = self.options.lengths[-1]
     if (kept := self.library.kept(name)) is not None:
       most = min(most, kept.spec.max_length(side))
-    return self.work(
-      min(len(one) // 4 + 3 if isinstance(one, str) else len(one), most) for one in texts
-    )
+    return self.work(min(len(one) // 4 + 3, most) for one in texts)
 
   def work(self, lengths: Iterable[int]) -> Work:
     """The work of texts of so many tokens."""
@@ -211,16 +194,3 @@ class Engine:
     """Ends the threads after all queued texts."""
     self.batcher.close()
     self.pool.close()
-
-  def _check_ids(self, ids: Sequence[int], number: int) -> np.ndarray:
-    """The ids of a text. Vectors of ids from another tokenizer would be meaningless."""
-    opening, closing = self.tokenizer.opening, self.tokenizer.closing
-    text = tuple(ids[len(opening) : len(ids) - len(closing)])
-    inside = {*opening, *closing, self.tokenizer.pad_id}.intersection(text)
-    known = all(0 <= one < self.tokenizer.vocab_size for one in ids)
-    if not known or inside or tuple(ids) != opening + text + closing:
-      raise InputError(
-        f'input: number {number} is not the token ids of a text, {list(opening)} before it and '
-        f'{list(closing)} after it, without padding; {_HINT}'
-      )
-    return np.array(ids, np.int32)

@@ -181,11 +181,6 @@ class ServedReranker:
     self._model = reranker.load(path, prompt, **options)
     self._costs: dict[int, float] = {}  # seconds of a slice by padded length, once compiled
 
-  @property
-  def max_length(self) -> int:
-    """Tokens of a query and a document together, at most."""
-    return self._model.max_length
-
   def compile(self) -> None:
     """Compiles every padded length."""
     self._costs = self._model.fit(turns.SLICE_S)

@@ -21,22 +21,15 @@ ModelName = Annotated[
 Format = Literal['float', 'base64', 'binary', 'ubinary']
 Count = Annotated[int, Meta(ge=1)]
 Texts = Annotated[list[str], Meta(min_length=1)]
-# What a text is, in the words of several interfaces. Those that end in neither query, passage nor
-# document say nothing of the side.
+# What a text is, in the words of several interfaces. The last two say nothing of the side.
 Task = Literal[
   'query',
   'passage',
   'document',
   'search_query',
   'search_document',
-  'retrieval.query',
-  'retrieval.passage',
-  'code.query',
-  'code.passage',
-  'text-matching',
   'classification',
   'clustering',
-  'separation',
 ]
 
 
@@ -49,24 +42,19 @@ class Document(Asked):
 
 
 class EmbeddingRequest(Asked):
-  """Texts, or token ids of the tokenizer of the model, special tokens included.
+  """Texts, not token ids.
 
-  `encoding_format` (Jina: `embedding_type`) is `float` by default. `input_type` or `task` says
-  query or passage if `model` does not. `normalized`: whether vectors get length 1; by default as in
-  the prompt. `truncate`: false refuses texts that are too long. null means an absent field.
+  `input_type` says query or passage if `model` does not. `truncate`: false refuses texts that are
+  too long. null means an absent field.
   """
 
   model: ModelName
-  input: str | Annotated[list[str | int | list[int] | Document], Meta(min_length=1)]
+  input: str | Texts
   encoding_format: Format | None = None
   dimensions: Count | None = None
   user: str | None = None
   input_type: Task | None = None
-  task: Task | None = None
-  embedding_type: Format | None = None
-  normalized: bool | None = None
   truncate: bool | None = None
-  late_chunking: Literal[False] | None = None
 
 
 class SearchRequest(Asked):
@@ -79,17 +67,13 @@ class SearchRequest(Asked):
 
 
 class RerankRequest(Asked):
-  """Documents to order by their relevance to a query.
-
-  `max_tokens_per_doc` may not be less than the model takes.
-  """
+  """Documents to order by their relevance to a query."""
 
   query: str
   documents: Annotated[list[str | Document], Meta(min_length=1)]
   model: str | None = None
   top_n: Count | None = None
   return_documents: bool | None = None
-  max_tokens_per_doc: Count | None = None
   priority: int | None = None
 
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-_MOST_MODELS = 1000  # labels; of more, all others are one
+_MOST_MODELS = 1000  # labels; all others are one
 
 
 class ServerMetrics:

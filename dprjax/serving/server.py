@@ -16,7 +16,7 @@ def make_server(
 
   At SIGTERM it goes on for ``lame_duck`` seconds, in which every answer ends its connection; at an
   interrupt it does not. Then requests in progress have ``drain_seconds``. ``interrupted`` says
-  whether it ended by an interrupt. ``root_path`` is that of `serve`.
+  whether it ended by an interrupt.
   """
   import uvicorn
 

@@ -104,8 +104,7 @@ class Service:
     content = await self.body(request, self.limits.bytes)
     if len(content) > _LARGE:
       counted = await self.on_threads(request, count_values(content))
-      # Texts, token ids and their fields make no more.
-      most = self.limits.tokens + 16 * self.limits.inputs
+      most = 16 * self.limits.inputs  # texts and their fields make no more
       if counted > most:
         self.admission.refuse(request.state.permit)
         raise Failure(413, f'{counted:,} values in the JSON; {most:,} at most')
@@ -148,11 +147,11 @@ class Service:
     self,
     request: Request,
     wanted: Wanted,
-    texts: Sequence[Any],
+    texts: Sequence[str],
     param: str,
     more: float = 0.0,
   ) -> tuple[Tokens, np.ndarray]:
-    """Vectors of texts, or of token ids, of the field ``param``.
+    """Vectors of texts of the field ``param``.
 
     ``more``: seconds of the device for the rest of the request.
     """
@@ -200,23 +199,13 @@ class Service:
       'x-dprjax-truncated': str(len(tokens.truncated)),
     }
 
-  def reranker(
-    self, request: Request, name: str | None = None, max_tokens: int | None = None
-  ) -> str:
-    """The name of a reranker that the key sees; by default the first.
-
-    Raises Failure if documents would be cut at fewer tokens than it takes.
-    """
+  def reranker(self, request: Request, name: str | None = None) -> str:
+    """The name of a reranker that the key sees; by default the first."""
     may_use = request.state.grant.may_use
     seen = [one for one in self.rerankers if may_use('rerankers', one)]
     name = name or next(iter(seen), '')
     if name not in seen:
       raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
-    most = self.rerankers[name].max_length
-    if max_tokens is not None and max_tokens < most:
-      raise Failure(
-        400, f'this model cuts documents at {most} tokens, not before', param='max_tokens_per_doc'
-      )
     return name
 
   async def score(

@@ -2,7 +2,7 @@ import contextlib
 
 import pytest
 
-from dprjax.serving.admission import UNLIMITED, Admission, Busy, TenantLimits, TooSoon
+from dprjax.serving.admission import Admission, Busy, TenantLimits, TooSoon
 from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
@@ -24,6 +24,9 @@ def clock():
 def admission(clock, **changes):
   options = {'requests': 100, 'wait': 10.0, 'seconds': 60.0, 'memory': 1000} | changes
   return Admission(Limits(**options), clock)
+
+
+UNLIMITED = TenantLimits()
 
 
 @contextlib.contextmanager

@@ -239,30 +239,6 @@ def test_a_damaged_prompt_is_refused(engine, folder):
 
 
 @pytest.mark.slow
-def test_token_ids_are_taken_as_they_are(engine, small, alone):
-  ids = small.tokenizer.encode(['http json'], 16)[0][0].tolist()
-  tokens = engine.tokenize('untied', 'query', [ids])
-  assert tokens.total == len(ids) and tokens.truncated == []
-  vector = queue(engine, tokens).result(60)[0]
-  np.testing.assert_allclose(vector, alone('untied', 'query', 'json')[0], rtol=0, atol=1e-5)
-  cls, sep, pad = small.tokenizer.opening[0], small.tokenizer.closing[0], small.tokenizer.pad_id
-  rows = [[cls, *[5] * count, sep] for count in (7, 8)]
-  cut = engine.tokenize('shifted', 'query', rows)
-  assert cut.truncated == [1] and [len(text.ids) for text in cut.texts] == [9, 9]
-  assert cut.texts[1].ids[-1] == sep
-  masked = [cls, small.tokenizer.mask_id, 5, sep]
-  assert engine.tokenize('tied', 'query', [[cls, sep], masked]).total == 6
-  most = small.tokenizer.vocab_size
-  for wrong in (
-    *([], [-1], [cls, most, sep]),
-    *([5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # of another tokenizer
-    *([cls, 5, sep, pad], [cls, 5, sep, 5, sep], [cls, cls, sep], [cls, pad, 5, sep]),
-  ):
-    with refused('input', 'number 1', 'check_embedding_ctx_length=False'):
-      engine.tokenize('tied', 'query', [rows[0], wrong])
-
-
-@pytest.mark.slow
 def test_a_file_is_served_or_told(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
   served = ['QA', 'a b', 'fragen-über', 'ひらがな', 'x.npz', 'n' * 64, '-', 'qa']
@@ -319,8 +295,6 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(engine):
   long.add_done_callback(lambda _: done.append('long'))
   assert one.result(60).shape == own.result(60).shape == (1, 16)
   assert not long.done() and not sliced.done()
-  small = 'dprjax_batches_total{rows="1",tokens="16"}'
-  assert small in engine.metrics.text().decode()
   assert long.result(60).shape == (300, 16) and sliced.result(60) is None
   assert done.index('quiet') < done.index('long') and done.index('own') < done.index('long')
   # A job in slices ends when nobody waits for it.
