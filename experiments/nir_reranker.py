@@ -57,6 +57,7 @@ PARTS = {'reranker': RUNS}
 RATES = {'prompt': 1e-3, 'weights': 6e-5}
 LENGTH = 48  # tokens of a text
 ONE_ANSWER = 0.95
+SEEDS = 3  # of a verdict
 MEASURES = ('accuracy', 'F1', 'AP')
 CLAIM = 'NIR-Prompt above FT of both tasks, pairs'
 PAPER = '83.6, 80.9; 84.6, 81.5'  # accuracy of paraphrases, of inference (Table 8b)
@@ -75,7 +76,9 @@ def main():
   trials.write(experiment.out / 'results.md', made)
   print(made)
   if args.docs:
-    trials.publish(args.docs, 'nir_prompt', made, (), 'reranker')
+    trials.insert(
+      pathlib.Path(args.docs) / 'experiments' / 'nir-prompt.md', 'nir_reranker.py', made
+    )
     trials.keep(experiment.out, LEDGER, experiment.settings)
 
 
@@ -227,9 +230,12 @@ def page(lines):
   claims = []
   if verdict:
     seeds = len(found['emm'].keys() & found['ft'].keys())
+    if seeds < SEEDS:
+      verdict = (*verdict[:3], 'open')
     claims = [trials.claim_row('N7', CLAIM, PAPER, verdict, seeds, 'accuracy')]
   head = [f'{name}, {what}' for name in SETS.values() for what in (*MEASURES, 'says yes')]
-  return '\n'.join((trials.table(['', *head], rows), trials.table(trials.CLAIMS, claims)))
+  done = f'{len(lines) - 1} runs.\n'
+  return '\n'.join((trials.table(['', *head], rows), trials.table(trials.CLAIMS, claims), done))
 
 
 def row_of(name, text, lines, counts):

@@ -94,8 +94,8 @@ def test_one_answer_is_named(monkeypatch):
 
   counts = {test: {'test': 40, 'test, matching': 10} for test in tests}
   sets = {'run': 'sets', 'seed': 0, 'seconds': 0, 'commit': 'c0ffee', 'counts': counts}
-  lines = [sets, run('emm', 0, 38, 0.3), run('emm', 1, 38, 0.3)]
-  lines += [run('ft', 0, 30, 0.0), run('ft', 1, 30, 0.02)]
+  lines = [sets, *(run('emm', seed, 38, 0.3) for seed in range(3))]
+  lines += [run('ft', seed, 30, 0.02 * seed) for seed in range(3)]
   made = nir_reranker.page(lines)
   assert '| the larger class | 0.750 |' in made and '| N7 |' in made and '**held**' in made
   (tuned,) = (row for row in made.splitlines() if row.startswith('| FT |'))
