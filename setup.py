@@ -93,11 +93,11 @@ EXTRAS = {
     'pypdf>=7.1',
     'trafilatura>=2.3',
   ],
-  # dprjax.mteb and evaluate --mteb. It brings PyTorch, which nothing else of dprjax needs.
+  # dprjax.mteb. It brings PyTorch, which nothing else of dprjax needs.
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
-  # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.
   # Tables of pandas from dprjax.fit, evaluate, fuse and mine; records without it.
   'tables': ['pandas>=2.2'],
+  # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.
   'track': ['mlflow-skinny>=3.17', 'trackio>=0.43', 'wandb>=0.31'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': [
