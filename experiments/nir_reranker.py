@@ -122,6 +122,13 @@ class Experiment:
   def exported(self, name, seed):
     return self.out / 'exports' / f'{name}-{seed}{".npz" if name.startswith("mdm") else ""}'
 
+  def needed(self, name, seed):
+    """What a run exported; where its line is of another machine, it is trained here."""
+    out = self.exported(name, seed)
+    if not out.exists():
+      self.train(name, seed)
+    return out
+
   def reranker(self, name, task, seed):
     out = self.exported(name, seed)
     if name == 'ft':
@@ -159,7 +166,7 @@ class Experiment:
         f'tasks.{task}.data.hold_out': 0.0,
       }
       if name == 'emm':
-        options[f'tasks.{task}.prompt'] = self.exported(f'mdm-{task}', seed)
+        options[f'tasks.{task}.prompt'] = self.needed(f'mdm-{task}', seed)
     return [
       f'--config={trials.ROOT}/configs/nir_reranker.py:{recipe}',
       *(f'--config.{key}={value}' for key, value in options.items()),
