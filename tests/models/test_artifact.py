@@ -107,14 +107,12 @@ def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
   ('arrays', 'change', 'message'),
   [
     (None, {'text': 'not JSON'}, 'meta: not JSON'),
-    (None, {'format': 'other'}, ('other', 'dprjax.prompt')),
     (
       None,
       {'version': 2},
       ('prompt.npz', '2', '1'),
     ),
     (None, {'kind': 'suffix'}, 'suffix'),
-    (None, {'pooling': 'median'}, 'median'),
     (
       {},
       {},

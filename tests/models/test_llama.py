@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.base import mesh as meshes
-from dprjax.base import tree
 from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
 from dprjax.models import peft as adapters
@@ -35,7 +33,6 @@ SLOW = (
   'gemma3',
   'eurobert',
 )
-CAUSAL = ('llama', 'llama-yarn', 'llama-longrope', 'mistral', 'qwen2', 'gemma3')
 ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 DYNAMIC = {'rope_type': 'dynamic', 'factor': 4.0, 'original_max_position_embeddings': 8}
 LONGROPE = {'rope_type': 'longrope', 'short_factor': [1, 2], 'long_factor': [3, 4]}
@@ -183,16 +180,6 @@ def test_the_first_state_of_a_causal_backbone_is_no_vector(load):
     dual_encoder.check_pooling(config, backbone.config)
 
 
-@pytest.mark.parametrize('name', [QUICK[0], 'llama-yarn', 'gemma3'])
-def test_its_folder_round_trips(name, load, tmp_path):
-  _, backbone = load(name)
-  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
-  saved = hub.load_backbone(tmp_path / 'saved')
-  assert saved.config == backbone.config
-  for key, leaf in tree.flatten(backbone.params).items():
-    np.testing.assert_array_equal(tree.flatten(saved.params)[key], leaf, err_msg=key)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', QUICK + SLOW)
 def test_transformers_loads_what_was_saved(name, load, tmp_path):
@@ -215,7 +202,7 @@ def test_transformers_loads_what_was_saved(name, load, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [QUICK[0], *CAUSAL])
+@pytest.mark.parametrize('name', ['qwen3', 'llama-yarn', 'gemma3'])
 def test_a_prompt_that_begins_as_a_text_is_that_text(name, load):
   arrays, backbone = load(name)
   config, params = wide(backbone.config), backbone.params
@@ -233,7 +220,7 @@ def test_a_prompt_that_begins_as_a_text_is_that_text(name, load):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['eurobert', 'embeddinggemma', 'mistral-both'])
+@pytest.mark.parametrize('name', ['eurobert', 'embeddinggemma'])
 def test_twice_the_keys_and_values_of_a_text_are_that_text(name, load):
   """Where tokens see all others, a second copy of each key changes no weighted mean."""
   arrays, backbone = load(name)
@@ -303,32 +290,6 @@ def test_a_prefix_of_peft_gets_texts_as_long_as_its_window(load, tmp_path):
     adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {'query_max_length': room + 1})
 
 
-def test_every_kernel_is_sharded():
-  devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
-  shape = llama.Config('llama', 50, 16, 2, 4, 2, 6, 24, 64, rotary.Rope(1e4), mlp_bias=True)
-  params = jax.eval_shape(lambda key: encoder.init_encoder(shape, key), jax.random.key(0))
-  found = meshes.param_shardings(devices, tree.flatten({'backbone': params}))
-  for name, sharding in found.items():
-    assert not name.endswith('kernel') or 'fsdp' in sharding.spec
-
-
-@pytest.mark.slow
-def test_fresh_parameters_are_those_of_the_checkpoint(golden):
-  for name in QUICK + SLOW:
-    config = json.loads(golden(f'llama_{name}')['config'].item())
-    family = families.find(config['model_type'])
-    for shape in (family.read_config(config), *list(family.shapes().values())[:1]):
-      params = tree.flatten(
-        jax.eval_shape(lambda key, shape=shape: encoder.init_encoder(shape, key), jax.random.key(0))
-      )
-      stored = {}
-      for tensor in family.tensors(shape):
-        size = tensor.shape[::-1] if tensor.kernel else tensor.shape
-        count = () if tensor.layer is None else (tensor.num_layers,)
-        stored['/'.join(tensor.path)] = (*count, *size)
-      assert {name: leaf.shape for name, leaf in params.items()} == stored
-
-
 def test_a_norm_and_its_gradient_are_those_of_the_definition():
   shape = llama.Config('llama', 5, 8, 1, 1, 1, 8, 8, 8, rotary.Rope(1e4), norm_offset=1.0)
   rng = np.random.default_rng(0)
@@ -350,7 +311,7 @@ def test_a_norm_and_its_gradient_are_those_of_the_definition():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', QUICK + SLOW)
+@pytest.mark.parametrize('name', ['qwen3', 'gemma3'])
 def test_bfloat16_is_as_near_to_float32_as_in_transformers(name, load):
   arrays, backbone = load(name)
   mask = arrays['mask']
@@ -369,7 +330,7 @@ def test_bfloat16_is_as_near_to_float32_as_in_transformers(name, load):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [name for name in QUICK + SLOW if name != 'eurobert'])
+@pytest.mark.parametrize('name', ['qwen3', 'embeddinggemma', 'llama', 'mistral', 'gemma3'])
 @pytest.mark.filterwarnings('ignore:.*gradient_checkpointing:FutureWarning')
 def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path):
   torch = pytest.importorskip(

@@ -33,29 +33,6 @@ def tensors(golden):
   return read
 
 
-def test_masked_lm_head_is_read(write_heads, tensors):
-  for model_type, head in (('bert', 'cls.predictions.transform'), ('xlm-roberta', 'lm_head')):
-    backbone = hub.load_backbone(write_heads(model_type), ('mlm', 'condenser'))
-    arrays = tensors(model_type)
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['dense']['kernel'], arrays[f'{head}.dense.weight'].T
-    )
-    norm = 'LayerNorm' if model_type == 'bert' else 'layer_norm'
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['norm']['scale'], arrays[f'{head}.{norm}.weight']
-    )
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['norm']['bias'], arrays[f'{head}.{norm}.bias']
-    )
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['bias'],
-      arrays['cls.predictions.bias' if model_type == 'bert' else 'lm_head.bias'],
-    )
-    assert {leaf.dtype for leaf in jax.tree.leaves(backbone.heads['mlm'].params)} == {
-      np.dtype(np.float32)
-    }
-
-
 def test_copies_of_tied_tensors(write_heads, tensors):
   plain = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
   weights = tensors('bert')
@@ -112,8 +89,7 @@ def test_condenser_head_that_does_not_fit(write_heads):
   assert named_in(
     error(write_heads(metadata={'split': '3'})), 'condenser.safetensors', 'num_layers'
   )
-  text = error(write_heads(metadata={'num_layers': '1'}))
-  assert 'not a Condenser head of 1 layers for this encoder: unknown layer.1.attention.' in text
+  assert named_in(error(write_heads(metadata={'num_layers': '1'})), 'layer.1.attention.')
   assert named_in(
     error(write_heads(metadata={'num_layers': '3'})), 'layer.2.attention.self.query.weight'
   )

@@ -248,7 +248,7 @@ def test_gradients_are_those_of_peft(name, theirs):
 
 
 @pytest.mark.filterwarnings('ignore::FutureWarning')
-@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize('name', ['bert', 'modernbert', 't5', 'qwen3'])
 def test_peft_gives_the_same_states(name, theirs, tmp_path):
   """With peft itself, which reads the written adapter."""
   torch, theirs_peft = pytest.importorskip('torch'), pytest.importorskip('peft')
