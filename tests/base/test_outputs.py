@@ -184,3 +184,12 @@ def test_a_folder_of_the_name_of_a_report(tmp_path):
   (tmp_path / 'out.json').mkdir()
   with refused('out.json'), outputs.claim(tmp_path / 'out', {}):
     pass
+
+
+def test_a_report_is_an_output_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with refused('--index_dir=a.json'), outputs.claim('a', {}, also={'--index_dir': 'a.json'}):
+    pass
+  also = {'--figure': 'b', '--tsne': './b'}
+  with refused('--figure=b'), outputs.claim(None, {}, also=also):
+    pass
