@@ -191,21 +191,6 @@ def test_two_encoders():
     check_prompt(prompt, CONFIG, 'd' * 64, TOKENIZER)
 
 
-@pytest.mark.parametrize(
-  ('file', 'content', 'flag'),
-  [
-    ('dprjax.json', '{"format": "dprjax.training", "version": 1}', '--workdir='),
-    ('adapter_config.json', '{}', '--from='),
-    ('query/adapter_config.json', '{}', '--from='),
-  ],
-)
-def test_a_folder_that_can_become_a_prompt_names_the_command(tmp_path, file, content, flag):
-  (tmp_path / file).parent.mkdir(exist_ok=True)
-  (tmp_path / file).write_text(content)
-  with refused(str(tmp_path), 'dprjax export', f'{flag}{tmp_path}'):
-    load_prompt(tmp_path)
-
-
 def test_pickled_objects_are_never_loaded(write):
   class Trap:
     def __reduce__(self):

@@ -129,36 +129,3 @@ def test_dropout_is_where_transformers_has_it():
     np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
   )
   assert abs(dropped.mean() - 8) < 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('roberta', 2)])
-def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, model_type, labels):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
-  import transformers
-
-  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
-  hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, heads=loaded.heads)
-  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-    tmp_path / 'out', output_loading_info=True
-  )
-  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
-    info
-  )
-  arrays = golden(f'classifier_{model_type}')
-  with torch.no_grad():
-    logits = model.eval()(
-      input_ids=torch.from_numpy(arrays['tokens']).long(),
-      attention_mask=torch.from_numpy(arrays['mask']).long(),
-    ).logits.numpy()
-  np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
-  # Files of transformers are read back, bit for bit.
-  model.save_pretrained(tmp_path / 'theirs')
-  theirs = hub.load_backbone(tmp_path / 'theirs', ('classifier',))
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    (theirs.params, theirs.heads['classifier'].params),
-    (loaded.params, loaded.heads['classifier'].params),
-  )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import embed, encoder, encoder_config, hub, layers
+from dprjax.models import encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from tests.refusals import refused
@@ -309,31 +309,6 @@ def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, wri
 
 
 @pytest.mark.slow
-def test_equals_transformers_on_minilm(golden, minilm):
-  arrays = golden('minilm')
-  backbone = hub.load_backbone(minilm)
-  mask, prompt = arrays['mask'], arrays['prompt'].astype(np.float32)
-
-  def run(prompt, shift):
-    hidden = encode(
-      backbone.config, backbone.params, arrays['tokens'], mask, adapter=prefix(prompt, shift)
-    )
-    return golden_loss(hidden, mask), hidden
-
-  for case, shift in (('plain', False), ('prefix', False), ('shifted', True)):
-    hidden = run(prompt if case != 'plain' else None, shift)[1]
-    np.testing.assert_allclose(
-      hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
-    )
-    embedding = embed.of_states(backbone.config, {}, hidden, mask, backbone.spec)
-    np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
-    if case != 'plain':
-      gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]
-      expected = arrays[f'{case}/gradient']
-      np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
-@pytest.mark.slow
 def test_ids_out_of_range_are_noticed(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -341,32 +316,3 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   bad = jnp.array([0, 1, 2, 3], jnp.int32)
   hidden = encode(config, params, tokens, mask, adapter=bank_of(prompts(config, 3)).choose(bad))
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
-
-
-@pytest.mark.slow
-def test_early_and_late_with_prompts(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
-  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
-  early, late = split(config, params, tokens, mask, 2, adapter=bank_of(bank).choose(ids))
-  np.testing.assert_allclose(
-    late,
-    encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)),
-    rtol=0,
-    atol=2e-6,
-  )
-  # The early states are those of the encoder that ends there.
-  first = {
-    'embeddings': params['embeddings'],
-    'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers']),
-  }
-  shorter = encode(
-    dataclasses.replace(config, num_layers=2),
-    first,
-    tokens,
-    mask,
-    adapter=bank_of(bank[:, :2]).choose(ids),
-  )
-  np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
-  assert np.abs(early - late).max() > 0.1

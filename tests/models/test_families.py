@@ -30,25 +30,13 @@ encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 
 
 @pytest.fixture
-def load(golden, tmp_path):
+def load(write_golden):
   """The golden arrays of a name and the backbone in them, with its masked-LM head."""
 
   def load(name, head='mlm'):
-    arrays = golden(f'family_{name}')
     kinds = ('weights/',) if head == 'mlm' else ('weights/', 'classifier/')
-    weights = {
-      key.removeprefix(kind): value.astype(np.float32)
-      for kind in kinds
-      for key, value in arrays.items()
-      if key.startswith(kind)
-    }
-    folder = tmp_path / f'{name}-{head}'
-    folder.mkdir()
-    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
-    (folder / 'config.json').write_text(arrays['config'].item())
-    if name.startswith('t5'):
-      return arrays, hub.load_backbone(folder)
-    return arrays, hub.load_backbone(folder, heads=(head,))
+    arrays, folder = write_golden(f'family_{name}', kinds=kinds, folder=head)
+    return arrays, hub.load_backbone(folder, heads=() if name.startswith('t5') else (head,))
 
   return load
 
@@ -139,10 +127,7 @@ def test_its_folder_round_trips(name, load, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', QUICK + SLOW)
-def test_transformers_loads_what_was_saved(name, load, tmp_path):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
+def test_transformers_loads_what_was_saved(name, load, tmp_path, torch):
   import transformers
 
   arrays, backbone = load(name)
@@ -264,26 +249,16 @@ def test_condensers_head_is_refused_where_last_states_are_normed(golden):
     *LLAMAS,
   ],
 )
-def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, golden, tmp_path):
+def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, write_golden, torch):
   """Its attention function, in transformers' classes that take no prompt or lose it in a window."""
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
   pytest.importorskip('sentence_transformers', reason='pip install sentence-transformers')
   import transformers
 
   code: dict[str, Any] = {}
   exec((pathlib.Path(prompted.__file__).parent / f'{prompted.CODE}.txt').read_text(), code)
-  arrays = golden(name)
-  weights = {
-    key.removeprefix('weights/'): value.astype(np.float32)
-    for key, value in arrays.items()
-    if key.startswith('weights/')
-  }
-  safetensors.numpy.save_file(weights, tmp_path / 'model.safetensors', {'format': 'pt'})
-  (tmp_path / 'config.json').write_text(arrays['config'].item())
+  arrays, folder = write_golden(name)
   kind = transformers.T5EncoderModel if 't5' in name else transformers.AutoModel
-  model = kind.from_pretrained(tmp_path).eval().double()  # float32 differs between processors
+  model = kind.from_pretrained(folder).eval().double()  # float32 differs between processors
   model.set_attn_implementation('dprjax')
   tokens, mask = (torch.from_numpy(arrays[key]).long() for key in ('tokens', 'mask'))
   more = {}

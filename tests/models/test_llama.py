@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax.base import tree
 from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
 from dprjax.models import peft as adapters
@@ -19,6 +20,7 @@ from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.training import dual_encoder
+from tests.models.test_artifact import META
 from tests.refusals import refused
 
 QUICK = ('qwen3',)
@@ -40,24 +42,11 @@ encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
 
 
 @pytest.fixture
-def load(golden, tmp_path):
-  """The golden arrays of a name and the backbone in them.
+def load(write_golden):
+  """The golden arrays of a name and the backbone in them."""
 
-  ``prefix`` stands before the names of tensors, beside which there are ``more``.
-  """
-
-  def load(name, prefix='', more=()):
-    arrays = golden(f'llama_{name}')
-    weights = {
-      prefix + key.removeprefix('weights/'): value.astype(np.float32)
-      for key, value in arrays.items()
-      if key.startswith('weights/')
-    }
-    folder = tmp_path / (name + prefix)
-    folder.mkdir()
-    weights |= {key: np.ones((2, 2), np.float32) for key in more}
-    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
-    (folder / 'config.json').write_text(arrays['config'].item())
+  def load(name):
+    arrays, folder = write_golden(f'llama_{name}')
     return arrays, hub.load_backbone(folder)
 
   return load
@@ -182,10 +171,7 @@ def test_the_first_state_of_a_causal_backbone_is_no_vector(load):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', QUICK + SLOW)
-def test_transformers_loads_what_was_saved(name, load, tmp_path):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
+def test_transformers_loads_what_was_saved(name, load, tmp_path, torch):
   import transformers
 
   arrays, backbone = load(name)
@@ -239,20 +225,11 @@ def wide(config):
 
 
 def prompt_of(backbone, vectors, shift=False, longest=13):
-  meta = {
-    'format': artifact.FORMAT,
-    'version': artifact.VERSION,
-    'kind': 'prefix',
-    'backbone': 'tiny',
+  meta = META | {
     'backbone_sha256': backbone.sha256,
-    'tokenizer_sha256': 'b' * 64,
-    'pooling': 'mean',
-    'normalize': True,
-    'temperature': 1.0,
     'query_max_length': 8,
     'passage_max_length': longest,
     'shift_positions': shift,
-    'dprjax_version': '0.1.0',
   }
   return artifact.Prompt(meta, {'prefix': vectors}, 'p.npz')
 
@@ -332,10 +309,7 @@ def test_bfloat16_is_as_near_to_float32_as_in_transformers(name, load):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['qwen3', 'embeddinggemma', 'llama', 'mistral', 'gemma3'])
 @pytest.mark.filterwarnings('ignore:.*gradient_checkpointing:FutureWarning')
-def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
+def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path, torch):
   peft = pytest.importorskip('peft', reason='PEFT is an oracle here: pip install peft')
   import transformers
 
@@ -373,3 +347,13 @@ def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path):
     for own in (Prefix(vectors, shift=length * shift), back.adapters('query')[0]):
       hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, adapter=own)
       np.testing.assert_allclose(hidden[mask], expected[mask], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['qwen3', 'gemma3'])
+def test_its_folder_round_trips(name, load, tmp_path):
+  _, backbone = load(name)
+  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
+  saved = hub.load_backbone(tmp_path / 'saved')
+  assert saved.config == backbone.config
+  for key, leaf in tree.flatten(backbone.params).items():
+    np.testing.assert_array_equal(tree.flatten(saved.params)[key], leaf, err_msg=key)

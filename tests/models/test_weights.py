@@ -1,12 +1,10 @@
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from dprjax.base import mesh, tree
+from dprjax.base import tree
 from dprjax.base.errors import InputError
-from dprjax.models import hub, weights
-from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models import hub
 from tests.refusals import named_in
 
 
@@ -99,52 +97,10 @@ def test_condenser_head_that_does_not_fit(write_heads):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_parameters_on_disk_come_to_devices_in_parts(dtype, tmp_path, monkeypatch):
-  config = EncoderConfig('bert', 48, 32, 3, 4, 64, max_positions=24)
-  params = hub.init_params(config, jax.random.key(0))
-  hub.save_backbone(tmp_path / 'model', config, params)
-  file = tmp_path / 'model' / 'model.safetensors'
-  tensors = safetensors.numpy.load_file(file)
-  safetensors.numpy.save_file({name: one.astype(dtype) for name, one in tensors.items()}, file)
-  whole, there = (
-    hub.load_backbone(tmp_path / 'model', on_disk=on_disk) for on_disk in (False, True)
-  )
-  assert whole.sha256 == there.sha256
-  devices = mesh.make_mesh({'fsdp': 4, 'model': 2})
-  flat, lazy = (tree.flatten({'backbone': one.params}) for one in (whole, there))
-  shardings = mesh.param_shardings(devices, lazy)
-  read = weights.OnDisk.__getitem__
-  sizes = {}
-
-  def watch(leaf, index):
-    part = read(leaf, index)
-    sizes.setdefault(leaf.tensor.path, []).append(part.size)
-    return part
-
-  monkeypatch.setattr(weights.OnDisk, '__getitem__', watch)
-  for name, leaf in lazy.items():
-    placed = mesh.put(leaf.astype('bfloat16'), shardings[name])
-    np.testing.assert_array_equal(placed, flat[name].astype('bfloat16'), err_msg=name)
-    if name.endswith('kernel'):  # nothing but an eighth is read at a time
-      assert max(sizes[leaf.tensor.path]) == flat[name].size // 8, name
-  np.testing.assert_array_equal(np.asarray(lazy[name]), flat[name])
-  word = 'backbone/embeddings/word/embedding'
-  np.testing.assert_array_equal(lazy[word][np.array([3, 1])], flat[word][[3, 1]])
-
-
 @pytest.mark.parametrize('name', ['family_modernbert', 'family_nomic', 'family_t5', 'llama_qwen3'])
-def test_parameters_on_disk_are_those_in_memory(name, golden, tmp_path):
-  arrays = golden(name)
-  stored = {
-    key.removeprefix('weights/'): value.astype(np.float32)
-    for key, value in arrays.items()
-    if key.startswith('weights/')
-  }
-  safetensors.numpy.save_file(stored, tmp_path / 'model.safetensors')
-  (tmp_path / 'config.json').write_text(arrays['config'].item())
-  whole, there = (hub.load_backbone(tmp_path, on_disk=on_disk) for on_disk in (False, True))
+def test_parameters_on_disk_are_those_in_memory(name, write_golden):
+  _, folder = write_golden(name)
+  whole, there = (hub.load_backbone(folder, on_disk=on_disk) for on_disk in (False, True))
   lazy = tree.flatten(there.params)
   for key, leaf in tree.flatten(whole.params).items():
     assert lazy[key].shape == leaf.shape
