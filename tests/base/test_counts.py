@@ -11,8 +11,6 @@ from dprjax.base.counts import counted
     ('queries', 'query'),
     ('passages of more than 8 tokens: cut', 'passage of more than 8 tokens: cut'),
     ('batches', 'batch'),
-    ('prefixes', 'prefix'),
-    ('of them matching', 'of them matching'),
     ('negatives that are not there', 'negative that is not there'),
     ('lines of an address', 'line of an address'),
   ],

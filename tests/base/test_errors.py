@@ -12,9 +12,7 @@ from tests.refusals import named_in
   ('text', 'masked'),
   [
     ('milvus://me:hunter2@host:19530/db', 'milvus://me:***@host:19530/db'),
-    ('https://:hunter2@host', 'https://:***@host'),
     ('http://host/?a=1&token=hunter2&b=2', 'http://host/?a=1&token=***&b=2'),
-    ('PASSWORD=hunter2, user=me', 'PASSWORD=***, user=me'),
     ('http://me:hunt@er2@host', 'http://me:***@host'),
     ('http://hunter2@host', 'http://***@host'),
     ('--uri=me:hunter2@host: no', '--uri=me:***@host: no'),
@@ -22,7 +20,6 @@ from tests.refusals import named_in
       'unrecognized arguments: --tokn me --tokens hunter2',
       'unrecognized arguments: --tokn me --tokens ***',
     ),
-    ('run.trec:3: 5@7', 'run.trec:3: 5@7'),
     ('http://host:19530/user@home', 'http://host:19530/user@home'),
     ('query token 3 of the text', 'query token 3 of the text'),
   ],
@@ -40,16 +37,13 @@ def test_an_error_is_one_line_of_500_characters():
 @pytest.mark.parametrize(
   ('error', 'status', 'message'),
   [
-    (errors.InputError('a.tsv, line 3: bad'), 2, 'a.tsv, line 3: bad'),
     (OSError(errno.ENOSPC, 'No space left on device', 'a'), 2, 'a: No space left on device; free'),
     (
       ImportError('Install s3fs to access S3'),
       2,
       'Install s3fs to access S3; or name a local path',
     ),
-    (ImportError('No module named x'), 1, 'a fault of dprjax, ImportError'),
     (MemoryError('Unable to allocate 4 TiB'), 2, 'not enough memory (Unable to allocate 4 TiB); a'),
-    (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'not enough memory (RESOURCE_EX'),
     (
       ModuleNotFoundError('', name='tomotopy'),
       2,
@@ -57,7 +51,6 @@ def test_an_error_is_one_line_of_500_characters():
     ),
     ('\ud800'.encode, 2, "'utf-8' codec can't encode character"),
     (KeyError('foo://'), 2, "'foo://': no such kind of path; name a local path"),
-    (KeyError('foo'), 1, 'a fault of dprjax, KeyError'),
     (KeyboardInterrupt(), 130, 'interrupted'),
     (ZeroDivisionError('x'), 1, 'a fault of dprjax, ZeroDivisionError: x; please report it'),
   ],

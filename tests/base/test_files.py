@@ -62,19 +62,12 @@ def test_names_that_no_file_has(name):
       read(name, 'text')
 
 
-@pytest.mark.parametrize('scheme', ['http', 'file', 'HTTP'])
+@pytest.mark.parametrize('scheme', ['file', 'HTTP'])
 def test_addresses_are_neither_read_nor_written(scheme):
   path = f'{scheme}://host/corpus.jsonl'
   for use in (lambda: files.existing(path, 'text'), lambda: files.resolved(path)):
     with refused('corpus.jsonl', '//'):
       use()
-
-
-def test_links_in_a_circle(tmp_path):
-  (tmp_path / 'a').symlink_to('b')
-  (tmp_path / 'b').symlink_to('a')
-  with refused('text', 'a'):
-    files.existing(tmp_path / 'a', 'text')
 
 
 def test_an_open_file_is_written_to_where_it_is(tmp_path):

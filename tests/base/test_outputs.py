@@ -44,7 +44,6 @@ def content(folder):
     ('run', ('run.json', '--queries')),
     ('folder', '--out'),
     ('folder_link/new', '--backbone'),
-    ('a\0b', '--out'),
     ('http://host/a', 'http://'),
   ],
 )
@@ -60,7 +59,6 @@ def test_a_file_that_would_harm_an_input_is_refused(tmp_path, inputs, monkeypatc
   ('out', 'message'),
   [
     ('folder', '--backbone'),
-    ('folder_link', '--backbone'),
     ('.', '--corpus'),
     ('theirs', ('--out', 'theirs')),
   ],
@@ -175,15 +173,6 @@ def test_outputs_of_one_command_do_not_overwrite_each_other(
     pass
 
 
-def test_a_report_is_an_output_too(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with refused('--index_dir=a.json'), outputs.claim('a', {}, also={'--index_dir': 'a.json'}):
-    pass
-  also = {'--figure': 'b', '--tsne': './b'}
-  with refused('--figure=b'), outputs.claim(None, {}, also=also):
-    pass
-
-
 def test_an_input_that_is_missing_is_no_output_either(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with refused('--out=new', '--run=./new'):
@@ -194,4 +183,13 @@ def test_an_input_that_is_missing_is_no_output_either(tmp_path, monkeypatch):
 def test_a_folder_of_the_name_of_a_report(tmp_path):
   (tmp_path / 'out.json').mkdir()
   with refused('out.json'), outputs.claim(tmp_path / 'out', {}):
+    pass
+
+
+def test_a_report_is_an_output_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with refused('--index_dir=a.json'), outputs.claim('a', {}, also={'--index_dir': 'a.json'}):
+    pass
+  also = {'--figure': 'b', '--tsne': './b'}
+  with refused('--figure=b'), outputs.claim(None, {}, also=also):
     pass

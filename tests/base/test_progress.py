@@ -3,21 +3,6 @@ import pytest
 from dprjax.base import progress
 
 
-@pytest.mark.parametrize(
-  ('seconds', 'text'), [(0.4, '0s'), (75, '1m15s'), (3600, '1h00m'), (90061, '25h01m')]
-)
-def test_duration(seconds, text):
-  assert progress.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-  ('args', 'text'),
-  [((118_000,), '118k'), ((22.7e6,), '22.7M'), ((118_000, 'B'), '118 kB'), ((12,), '12')],
-)
-def test_size(args, text):
-  assert progress.rounded(*args) == text
-
-
 @pytest.fixture
 def clock(monkeypatch):
   """A list whose one number is the time in seconds."""
@@ -53,17 +38,6 @@ def test_a_long_job_leaves_few_lines_in_a_log(clock, lines, monkeypatch, termina
     clock[0] += 1
     meter(count)
   assert least <= len(lines.messages) <= most
-
-
-@pytest.mark.parametrize(
-  ('fraction', 'line'),
-  [(0.0, 'reading: 2,000 rows, 200/s'), (0.25, 'reading: 2,000 rows, 200/s, 25 %, 30s left')],
-)
-def test_a_job_of_unknown_size(clock, lines, fraction, line):
-  meter = progress.Progress('rows', task='reading')
-  clock[0] += 10
-  meter(2000, fraction)
-  assert lines.messages == [line]
 
 
 def test_the_first_step_and_pauses_are_left_out(clock):

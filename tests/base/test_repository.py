@@ -21,12 +21,10 @@ def hub(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'expected'),
   [
-    ('user/name', ('user/name', None)),
     ('user/na.me-2@v1.0', ('user/na.me-2', 'v1.0')),
     (f'user/name@{COMMIT}', ('user/name', COMMIT)),
     ('roberta-large', ('roberta-large', None)),
     ('a/b/c', None),
-    ('../name', None),
     ('user/name@../x', None),
   ],
 )

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001
 """Words by hand, in scripts with and without spaces."""
 
-import json
-import re
 import unicodedata
 
 import pytest
@@ -16,17 +14,14 @@ from dprjax.base.words import words
     ('The cat sat, a 2nd time: x_y 7', ['the', 'cat', 'sat', '2nd', 'time', 'x_y']),
     ('TGF-β, café, m² ½ Œuvre', ['tgf', 'café', 'm²', 'œuvre']),
     ('cafe\u0301 Ha\u0300 No\u0323\u0302i', ['café', 'hà', 'nội']),
-    ('Ọjọ́ kẹ́rin', ['ọjọ́', 'kẹ́rin']),
     ('भारत की राजधानी', ['भारत', 'की', 'राजधानी']),
     ('क्\u200dष क्ष', ['क्ष', 'क्ष']),
     ('சென்னை தலைநகரம்', ['சென்னை', 'தலைநகரம்']),
     ('القَاهِرَةُ كتـــاب', ['القاهرة', 'كتاب']),
     ('יְרוּשָׁלַיִם', ['ירושלים']),
-    ('ދިވެހި', ['ދިވެހި']),
     ('می\u200cخوانم', ['میخوانم']),
     ('北京是', ['北', '京', '是', '北京', '京是']),
     ('コンピ', ['コ', 'ン', 'ピ', 'コン', 'ンピ']),
-    ('ｶﾞｰ', ['ガ', 'ー', 'ガー']),
     ('กินที่', ['กิ', 'น', 'ที่', 'กิน', 'นที่']),
     ('학교에 가', ['학', '교', '에', '학교', '교에', '가']),
     ('ភ្នំ\u200bពេញ', ['ភ្', 'នំ', 'ភ្នំ', 'ពេ', 'ញ', 'ពេញ']),
@@ -47,16 +42,3 @@ def test_turkish():
   assert words('İSTANBUL Isparta ısı title TITLE', turkish=True) == (
     ['istanbul', 'ısparta', 'ısı', 'title', 'tıtle']
   )
-
-
-@pytest.mark.slow
-def test_ascii_text_has_the_words_of_scikit_learn(data_dir):
-  plain = re.compile(r'\b\w\w+\b')
-  seen = 0
-  for name in ('cranfield', 'scifact'):
-    for line in (data_dir / name / 'corpus.jsonl').read_text().splitlines():
-      text = json.loads(line)['text']
-      if text.isascii():
-        seen += 1
-        assert words(text) == plain.findall(text.lower())
-  assert seen > 4000

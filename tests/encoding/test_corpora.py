@@ -14,9 +14,7 @@ JOINED = ['Wings lift', 'drag']
   [
     COLUMNS,
     {'title': None, 'text': JOINED},
-    pa.table(COLUMNS),
     pa.RecordBatch.from_pydict(COLUMNS),
-    ROWS,
     ['Wings lift', {'text': 'drag', 'title': float('nan')}],
     JOINED,
   ],

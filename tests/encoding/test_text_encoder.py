@@ -12,9 +12,10 @@ import safetensors.numpy
 from dprjax.base import mesh as meshes
 from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, encoder, hub, weights
+from dprjax.models import artifact, hub, weights
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import VectorSpec, same_length
+from tests.models.test_artifact import META
 from tests.refusals import refused
 
 pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes the shared files
@@ -136,23 +137,6 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
 
 
 @pytest.mark.slow
-def test_without_a_prompt_it_is_the_plain_backbone(trained):
-  plain = Encoder.load(trained / 'backbone')
-  some = [TEXTS[0], TEXTS[-1]]
-  rows = plain.tokenize(some, 'passage')
-  backbone = hub.load_backbone(trained / 'backbone')
-  vectors = plain.encode(some)
-  for row, vector in zip(rows, vectors, strict=True):
-    tokens = jnp.asarray(row, jnp.int32)[None]
-    # Single texts, without padding: the state of the first token, as a directory with no
-    # settings of its own says.
-    expected = encoder.encode(
-      backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool)
-    )[0, 0]
-    np.testing.assert_allclose(vector, expected, atol=2e-5)
-
-
-@pytest.mark.slow
 def test_mixed_arithmetic_rounds_what_is_multiplied(trained, prompt):
   exact = Encoder.load(trained / 'backbone', prompt=prompt)
   mixed = Encoder.load(trained / 'backbone', prompt=prompt, dtype='mixed')
@@ -173,19 +157,11 @@ def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
     Encoder.load(minilm).encode(sentences), golden['plain/embedding'], rtol=0, atol=2e-6
   )
   backbone = hub.load_backbone(minilm)
-  meta = {
-    'format': artifact.FORMAT,
-    'version': artifact.VERSION,
-    'kind': 'prefix',
-    'backbone': 'minilm',
+  meta = META | {
     'backbone_sha256': backbone.sha256,
     'tokenizer_sha256': tokenizing.load_tokenizer(backbone.path).sha256,
-    'pooling': 'mean',
-    'normalize': True,
-    'temperature': 1.0,
     'query_max_length': 64,
     'passage_max_length': 64,
-    'dprjax_version': '0',
   }
   for case, shift in (('prefix', False), ('shifted', True)):
     path = tmp_path / f'{case}.npz'

@@ -27,6 +27,37 @@ def golden():
 
 
 @pytest.fixture
+def write_golden(golden, tmp_path):
+  """Writes tensors and config.json of a golden file as a directory; gives its arrays and the path.
+
+  ``start`` stands before the names in the file.
+  """
+
+  def write(name, start='', kinds=('weights/',), folder='golden'):
+    arrays = golden(name)
+    weights = {
+      key.removeprefix(start + kind): value.astype(np.float32)
+      for kind in kinds
+      for key, value in arrays.items()
+      if key.startswith(start + kind)
+    }
+    path = tmp_path / folder
+    path.mkdir()
+    safetensors.numpy.save_file(weights, path / 'model.safetensors', {'format': 'pt'})
+    (path / 'config.json').write_text(arrays[f'{start}config'].item())
+    return arrays, path
+
+  return write
+
+
+@pytest.fixture
+def torch():
+  return pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+
+
+@pytest.fixture
 def write_checkpoint(golden, tmp_path):
   """Writes a golden checkpoint as a Hugging Face directory.
 

@@ -107,14 +107,12 @@ def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
   ('arrays', 'change', 'message'),
   [
     (None, {'text': 'not JSON'}, 'meta: not JSON'),
-    (None, {'format': 'other'}, ('other', 'dprjax.prompt')),
     (
       None,
       {'version': 2},
       ('prompt.npz', '2', '1'),
     ),
     (None, {'kind': 'suffix'}, 'suffix'),
-    (None, {'pooling': 'median'}, 'median'),
     (
       {},
       {},
@@ -191,21 +189,6 @@ def test_two_encoders():
   check_prompt(prompt, CONFIG, 'c' * 64, TOKENIZER)
   with refused('query', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'):
     check_prompt(prompt, CONFIG, 'd' * 64, TOKENIZER)
-
-
-@pytest.mark.parametrize(
-  ('file', 'content', 'flag'),
-  [
-    ('dprjax.json', '{"format": "dprjax.training", "version": 1}', '--workdir='),
-    ('adapter_config.json', '{}', '--from='),
-    ('query/adapter_config.json', '{}', '--from='),
-  ],
-)
-def test_a_folder_that_can_become_a_prompt_names_the_command(tmp_path, file, content, flag):
-  (tmp_path / file).parent.mkdir(exist_ok=True)
-  (tmp_path / file).write_text(content)
-  with refused(str(tmp_path), 'dprjax export', f'{flag}{tmp_path}'):
-    load_prompt(tmp_path)
 
 
 def test_pickled_objects_are_never_loaded(write):

@@ -5,8 +5,6 @@ import pytest
 
 from dprjax.models import embed
 
-MASK = jnp.array([[True, True, False], [True, False, False]])
-
 
 @pytest.mark.slow
 def test_normalize_of_zero_and_of_tiny_vectors():

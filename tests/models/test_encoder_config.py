@@ -1,27 +1,11 @@
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from dprjax.base import mesh as meshes
 from dprjax.models import encoder_config
 from dprjax.models.encoder_config import EncoderOptions
 from tests.options import with_options
 from tests.refusals import refused
-
-
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    ({'model_type': 'gpt2'}, ('model_type', 'gpt2')),
-    ({'hidden_act': 'xielu'}, ('hidden_act', 'xielu')),
-    ({'num_heads': 5}, ('hidden_size', '32', 'num_attention_heads')),
-  ],
-)
-def test_config_errors(small, change, message):
-  with refused(message):
-    dataclasses.replace(small[0], **change)
 
 
 def test_the_arithmetic_by_name():

@@ -132,21 +132,6 @@ def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate, prompt_ra
     )
 
 
-@pytest.mark.slow
-def test_dropout_leaves_out_its_share_whichever_device_computes_it():
-  seeds = np.asarray(dropout.seeds(jax.random.key(0), (2, N, 1, 1)))
-  share = [
-    float(jnp.mean(fused_attention._kept(0.1, jnp.asarray(seeds[b, n]), (64, 96), 0)))
-    for b in range(2)
-    for n in range(N)
-  ]
-  assert np.mean(share) == pytest.approx(0.9, abs=0.005) and len(set(share)) > 4
-  whole = fused_attention._kept(0.1, jnp.asarray(seeds[0, 0]), (64, 96), 0)
-  np.testing.assert_array_equal(whole, kept(seeds[0, 0], (64, 96), 0.1))
-  part = fused_attention._kept(0.1, jnp.asarray(seeds[0, 0]), (64, 32), 64)
-  np.testing.assert_array_equal(whole[:, 64:], part)
-
-
 def test_bfloat16_is_added_up_in_float32():
   given = [jnp.asarray(x, jnp.bfloat16) if i != 3 else x for i, x in enumerate(texts(2, 6))]
   out = fused_attention.attend(*given, num_heads=N, interpret=True)

@@ -26,7 +26,10 @@ def test_a_fresh_head_has_the_tensors_of_its_spec_and_survives_its_files(name, s
   assert loaded.keys() == {name} and loaded[name].settings == head.settings
   jax.tree.map(np.testing.assert_array_equal, loaded[name].params, fresh)
   alone = hub.load_head(tmp_path / 'model', name)
-  assert head_specs.sha256(name, config, alone) == head_specs.sha256(name, config, head)
+  digest = head_specs.sha256(name, config, head)
+  assert head_specs.sha256(name, config, alone) == digest
+  changed = jax.tree.map(lambda leaf: leaf + np.float32(1), fresh)
+  assert head_specs.sha256(name, config, head._replace(params=changed)) != digest
 
 
 def test_one_checkpoint_has_one_class(small, tmp_path):

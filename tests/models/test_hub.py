@@ -1,4 +1,3 @@
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,7 +11,6 @@ import safetensors.numpy
 
 from dprjax.base.errors import InputError
 from dprjax.models import hub
-from dprjax.models.encoder import encode
 from dprjax.text.vector_spec import same_length
 from tests.refusals import named_in, refused
 
@@ -73,18 +71,9 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   assert prefixed.sha256 == roberta.sha256
 
 
-@pytest.mark.parametrize('wrapper', ['student.', 'q.bert.', 'hebert.'])
-def test_other_prefixes_are_named_first(write_checkpoint, wrapper):
-  text = error(write_checkpoint('bert', 1, prefix=wrapper))
-  named = wrapper if wrapper == 'hebert.' else wrapper.removesuffix('bert.')
-  assert repr(named) in text.split(';')[0] and 'missing' not in text
-
-
-def test_several_encoders_in_one_file(write_checkpoint):
-  word = np.zeros((41, 24), np.float32)
-  tensors = {'teacher.embeddings.word_embeddings.weight': word}
-  text = error(write_checkpoint('bert', 1, prefix='model.', tensors=tensors))
-  assert "'model.' and 'teacher.'" in text
+@pytest.mark.parametrize('wrapper', ['student.', 'hebert.'])
+def test_other_prefixes_are_named(write_checkpoint, wrapper):
+  assert named_in(error(write_checkpoint('bert', 1, prefix=wrapper)), wrapper)
 
 
 def test_shards(write_checkpoint):
@@ -183,10 +172,9 @@ def test_wrong_tensors_are_listed(write_checkpoint):
     'config.json',
     '[50, 24]',
   )
-  text = error(write_checkpoint(change={'num_hidden_layers': 3}))
-  assert (
-    'bert encoder with 3 layers: missing encoder.layer.1.attention.self.query.weight' in text
-    and 'and 24 more' in text
+  assert named_in(
+    error(write_checkpoint(change={'num_hidden_layers': 3})),
+    'encoder.layer.1.attention.self.query.weight',
   )
   twice = {'bert.embeddings.LayerNorm.bias': np.zeros(24, np.float32)}
   assert named_in(error(write_checkpoint(tensors=twice)), 'embeddings.LayerNorm.bias')
@@ -203,8 +191,6 @@ def test_wrong_tensors_are_listed(write_checkpoint):
     ({'hidden_act': 'xielu'}, ('hidden_act', 'xielu')),
     ({'is_decoder': True}, 'is_decoder'),
     ({'num_hidden_layers': 10**9}, ('num_hidden_layers', '1000000000')),
-    ({'num_hidden_layers': True}, 'num_hidden_layers'),
-    ({'hidden_size': 24 * 10**7}, ('config.json', '[41, 240000000]')),
     ({'hidden_size': 25}, ('hidden_size', '25', 'num_attention_heads')),
     ({'vocab_size': 10**9}, ('config.json', '[1000000000, 24]')),
     ({'model_type': ['bert']}, ('model_type', '[', 'bert', ']')),
@@ -237,7 +223,7 @@ def test_weights_that_declare_what_they_have_not(write_checkpoint, header):
   assert named_in(error(path), 'model.safetensors')
 
 
-@pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', '..', 'a\0b'])
+@pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', 'a\0b'])
 def test_shards_outside_the_folder(write_checkpoint, name):
   path = write_checkpoint()
   (path / 'model.safetensors').unlink()
@@ -245,7 +231,7 @@ def test_shards_outside_the_folder(write_checkpoint, name):
   (path / 'model.safetensors.index.json').write_text(json.dumps(index))
   text = error(path)
   assert named_in(text, 'model.safetensors.index.json')
-  for index in ({'weight_map': []}, {'weight_map': {'a': 3}}, {}, [], None):
+  for index in ({'weight_map': {'a': 3}}, []):
     (path / 'model.safetensors.index.json').write_text(json.dumps(index))
     assert named_in(error(path), 'model.safetensors.index.json')
 
@@ -281,9 +267,7 @@ def test_cut_off_weights(write_checkpoint):
 def test_pickles_are_never_loaded(write_checkpoint):
   path = write_checkpoint()
   (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
-  text = error(path)
-  assert named_in(text, 'model.safetensors', 'pytorch_model.bin')
-  assert f"from_pretrained('{path}').save_pretrained('{path}')" in text
+  assert named_in(error(path), 'model.safetensors', 'pytorch_model.bin')
   (path / 'pytorch_model.bin').unlink()
   assert named_in(error(path), 'model.safetensors')
 
@@ -303,7 +287,7 @@ def test_hub_id_offline():
 
 
 @pytest.mark.slow
-def test_scratch(small):
+def test_scratch():
   config = hub.scratch_config('mini', 100, model_type='roberta', max_tokens=64)
   assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
     4,
@@ -321,69 +305,11 @@ def test_scratch(small):
   assert hub.scratch_config('base', 100).initializer_range == 0.02
   with refused('huge'):
     hub.scratch_config('huge', 100)
-  config = dataclasses.replace(small[0], hidden_size=128, num_layers=2)
-  params = hub.init_params(config, jax.random.key(1))
-  kernel = params['layers']['attention']['query']['kernel']
-  assert (
-    kernel.shape == (2, 128, 128)
-    and abs(kernel.std() - 0.02) < 5e-4
-    and np.abs(kernel[0] - kernel[1]).max() > 0.01
-  )
-  assert (params['layers']['mlp']['norm']['scale'] == 1).all() and (
-    params['layers']['mlp']['up']['bias'] == 0
-  ).all()
-  assert isinstance(kernel, np.ndarray)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
-def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, model_type):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
-  import transformers
-
-  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
-  out = tmp_path / 'out'
-  hub.save_backbone(
-    out,
-    backbone.config,
-    backbone.params,
-    spec=same_length(pooling='mean', normalize=True),
-    hf_config=None,
-  )
-  model, info = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
-  assert (
-    not info['unexpected_keys']
-    and not info['mismatched_keys']
-    and all(key.startswith('pooler.') for key in info['missing_keys'])
-  )
-  arrays = golden(model_type)
-  tokens, mask, types = arrays['tokens'], arrays['mask'], arrays['token_types']
-  with torch.no_grad():
-    hidden = model.eval()(
-      input_ids=torch.from_numpy(tokens).long(),
-      attention_mask=torch.from_numpy(mask).long(),
-      token_type_ids=torch.from_numpy(types).long(),
-    ).last_hidden_state.numpy()
-  np.testing.assert_allclose(hidden[mask], arrays['3/plain/hidden'][mask], rtol=0, atol=2e-5)
-  ours = encode(backbone.config, backbone.params, tokens, mask, token_types=types)
-  np.testing.assert_allclose(ours[mask], hidden[mask], rtol=0, atol=2e-5)
-
-
-def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
-  backbone = hub.load_backbone(write_checkpoint('bert', 1))
-  hub.check_vocabulary(backbone, 41, 'tokens')
-  with refused('tokens', '42', '41'):
-    hub.check_vocabulary(backbone, 42, 'tokens')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
-def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, model_type):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
+def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, model_type, torch):
   import transformers
 
   backbone = hub.load_backbone(write_heads(model_type), ('mlm', 'condenser'))
@@ -422,8 +348,8 @@ def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, mo
   )
 
 
-@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
-def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
+@pytest.mark.parametrize('model_type', ['bert', 'xlm-roberta'])
+def test_a_folder_says_which_heads_it_has(write_heads, tmp_path, model_type):
   first = hub.load_backbone(
     write_heads(model_type, change={'tie_word_embeddings': False}), ('mlm', 'condenser')
   )
@@ -431,18 +357,8 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
   heads = first.heads | {'condenser': first.heads['condenser']._replace(settings={'split': 2})}
   hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, heads=heads)
   second = hub.load_backbone(out, ('mlm', 'condenser'))
-  for ours, theirs in (
-    (second.params, first.params),
-    (second.heads['mlm'].params, first.heads['mlm'].params),
-    (second.heads['condenser'].params, first.heads['condenser'].params),
-  ):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-  assert (
-    second.sha256,
-    second.heads['condenser'].settings['split'],
-    first.heads['condenser'].settings['split'],
-  ) == (first.sha256, 2, 1)
-  name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
+  assert second.sha256 == first.sha256
+  name = {'bert': 'Bert', 'xlm-roberta': 'XLMRoberta'}[model_type]
   assert (
     second.hf_config['architectures'] == [f'{name}ForMaskedLM']
     and second.hf_config['tie_word_embeddings'] is True

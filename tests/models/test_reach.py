@@ -12,7 +12,6 @@ from dprjax.models import encoder, reach
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.reach import Reach
 
 # Windows in some layers, causal or not; none; a bias by distance.
 ALL = (
@@ -94,22 +93,6 @@ def test_blocks_drop_weights_at_the_rate(run, shorten):
   size = np.std(dropped - whole)
   assert 0.8 * size < np.std(in_blocks - whole) < 1.25 * size
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-
-
-def test_a_window_hides_what_is_far_and_never_the_prompt():
-  key = jnp.arange(-2, 5, dtype=jnp.int32)  # two of the prompt, five tokens
-  near = {
-    Reach(causal=True, window=1): lambda distance: (distance <= 0) & (distance >= -1),
-    Reach(window=1): lambda distance: abs(distance) <= 1,
-    Reach(causal=True): lambda distance: distance <= 0,
-    Reach(causal=True, window=1, windowed=False): lambda distance: distance <= 0,
-  }
-  for one, sees in near.items():
-    found = np.asarray(one.bias(key[2:], key))[0, 0] == 0
-    distance = np.asarray(key)[None] - np.arange(5)[:, None]
-    np.testing.assert_array_equal(found, sees(distance) | (np.asarray(key) < 0))
-    assert one.limited
-  assert not reach.ALL.limited
 
 
 @pytest.mark.slow

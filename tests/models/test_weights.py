@@ -1,12 +1,10 @@
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from dprjax.base import mesh, tree
+from dprjax.base import tree
 from dprjax.base.errors import InputError
-from dprjax.models import hub, weights
-from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models import hub
 from tests.refusals import named_in
 
 
@@ -31,29 +29,6 @@ def tensors(golden):
     }
 
   return read
-
-
-def test_masked_lm_head_is_read(write_heads, tensors):
-  for model_type, head in (('bert', 'cls.predictions.transform'), ('xlm-roberta', 'lm_head')):
-    backbone = hub.load_backbone(write_heads(model_type), ('mlm', 'condenser'))
-    arrays = tensors(model_type)
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['dense']['kernel'], arrays[f'{head}.dense.weight'].T
-    )
-    norm = 'LayerNorm' if model_type == 'bert' else 'layer_norm'
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['norm']['scale'], arrays[f'{head}.{norm}.weight']
-    )
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['norm']['bias'], arrays[f'{head}.{norm}.bias']
-    )
-    np.testing.assert_array_equal(
-      backbone.heads['mlm'].params['bias'],
-      arrays['cls.predictions.bias' if model_type == 'bert' else 'lm_head.bias'],
-    )
-    assert {leaf.dtype for leaf in jax.tree.leaves(backbone.heads['mlm'].params)} == {
-      np.dtype(np.float32)
-    }
 
 
 def test_copies_of_tied_tensors(write_heads, tensors):
@@ -112,8 +87,7 @@ def test_condenser_head_that_does_not_fit(write_heads):
   assert named_in(
     error(write_heads(metadata={'split': '3'})), 'condenser.safetensors', 'num_layers'
   )
-  text = error(write_heads(metadata={'num_layers': '1'}))
-  assert 'not a Condenser head of 1 layers for this encoder: unknown layer.1.attention.' in text
+  assert named_in(error(write_heads(metadata={'num_layers': '1'})), 'layer.1.attention.')
   assert named_in(
     error(write_heads(metadata={'num_layers': '3'})), 'layer.2.attention.self.query.weight'
   )
@@ -123,52 +97,10 @@ def test_condenser_head_that_does_not_fit(write_heads):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_parameters_on_disk_come_to_devices_in_parts(dtype, tmp_path, monkeypatch):
-  config = EncoderConfig('bert', 48, 32, 3, 4, 64, max_positions=24)
-  params = hub.init_params(config, jax.random.key(0))
-  hub.save_backbone(tmp_path / 'model', config, params)
-  file = tmp_path / 'model' / 'model.safetensors'
-  tensors = safetensors.numpy.load_file(file)
-  safetensors.numpy.save_file({name: one.astype(dtype) for name, one in tensors.items()}, file)
-  whole, there = (
-    hub.load_backbone(tmp_path / 'model', on_disk=on_disk) for on_disk in (False, True)
-  )
-  assert whole.sha256 == there.sha256
-  devices = mesh.make_mesh({'fsdp': 4, 'model': 2})
-  flat, lazy = (tree.flatten({'backbone': one.params}) for one in (whole, there))
-  shardings = mesh.param_shardings(devices, lazy)
-  read = weights.OnDisk.__getitem__
-  sizes = {}
-
-  def watch(leaf, index):
-    part = read(leaf, index)
-    sizes.setdefault(leaf.tensor.path, []).append(part.size)
-    return part
-
-  monkeypatch.setattr(weights.OnDisk, '__getitem__', watch)
-  for name, leaf in lazy.items():
-    placed = mesh.put(leaf.astype('bfloat16'), shardings[name])
-    np.testing.assert_array_equal(placed, flat[name].astype('bfloat16'), err_msg=name)
-    if name.endswith('kernel'):  # nothing but an eighth is read at a time
-      assert max(sizes[leaf.tensor.path]) == flat[name].size // 8, name
-  np.testing.assert_array_equal(np.asarray(lazy[name]), flat[name])
-  word = 'backbone/embeddings/word/embedding'
-  np.testing.assert_array_equal(lazy[word][np.array([3, 1])], flat[word][[3, 1]])
-
-
 @pytest.mark.parametrize('name', ['family_modernbert', 'family_nomic', 'family_t5', 'llama_qwen3'])
-def test_parameters_on_disk_are_those_in_memory(name, golden, tmp_path):
-  arrays = golden(name)
-  stored = {
-    key.removeprefix('weights/'): value.astype(np.float32)
-    for key, value in arrays.items()
-    if key.startswith('weights/')
-  }
-  safetensors.numpy.save_file(stored, tmp_path / 'model.safetensors')
-  (tmp_path / 'config.json').write_text(arrays['config'].item())
-  whole, there = (hub.load_backbone(tmp_path, on_disk=on_disk) for on_disk in (False, True))
+def test_parameters_on_disk_are_those_in_memory(name, write_golden):
+  _, folder = write_golden(name)
+  whole, there = (hub.load_backbone(folder, on_disk=on_disk) for on_disk in (False, True))
   lazy = tree.flatten(there.params)
   for key, leaf in tree.flatten(whole.params).items():
     assert lazy[key].shape == leaf.shape

@@ -91,13 +91,6 @@ def test_inputs_without_text(encoder):
     models.MtebModel(encoder).encode([{'image': [None]}], task_metadata=Task())
 
 
-def test_similarities_are_inner_products(encoder):
-  one, other = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 2.0]])
-  model = models.MtebModel(encoder)
-  assert model.similarity(one, other).tolist() == [[5, 6], [1, 2]]
-  assert model.similarity_pairwise(one, other).tolist() == [5, 2]
-
-
 def test_what_is_said_of_a_model(small, prompts, encoder):
   said = models.describe(encoder, small.path, prompts['qa'])
   bare = models.describe(Encoder.load(small.path), f'package:{small.path.name}', None)
@@ -195,3 +188,10 @@ def test_mteb_takes_the_model(mteb, small, prompts):
     dprjax.mteb.load(small.path, name='noslash')
   report = mteb.mock_run(model)
   assert report.all_passed, report.to_markdown()
+
+
+def test_similarities_are_inner_products(encoder):
+  one, other = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 2.0]])
+  model = models.MtebModel(encoder)
+  assert model.similarity(one, other).tolist() == [[5, 6], [1, 2]]
+  assert model.similarity_pairwise(one, other).tolist() == [5, 2]

@@ -56,7 +56,6 @@ def make(activations, weights=1.0, read=0.0):
   ('activations', 'weights', 'flags'),
   [
     (20.0, 1.0, ('--config.grad_cache=2',)),
-    (50.0, 1.0, ('--config.grad_cache=4',)),
     (100.0, 1.0, ('--config.grad_cache=8',)),
     (200.0, 1.0, ('--config.grad_cache=8', '--config.backbone.remat=true')),
     (20.0, 40.0, ('--config.grad_cache=4', '--config.mesh.fsdp=4', '--config.mesh.data=-1')),

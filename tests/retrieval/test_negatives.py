@@ -1,6 +1,5 @@
 """Mining of whole files, compared with a plain independent miner; changes without effect."""
 
-import gzip
 import json
 import math
 import random
@@ -12,7 +11,7 @@ import pytest
 from dprjax.base.hashes import keys_of
 from dprjax.base.progress import watched
 from dprjax.retrieval import negatives as mining
-from tests.refusals import refused
+from tests.refusals import named_in, refused
 
 
 def trec_lines(rankings, tag):
@@ -279,35 +278,6 @@ def test_the_order_of_the_lines_does_not_change_the_file(world, monkeypatch):
   assert not [path for path in world.folder.iterdir() if path.name.startswith('.')]
 
 
-def test_lots_are_fair():
-  queries, docs = keys_of(['q']), keys_of([f'd{number}' for number in range(20)])
-  first = [int(np.argmin(mining.lots(queries, docs, seed))) for seed in range(2000)]
-  counts = np.bincount(first, minlength=20)
-  # 100 each, within 4 standard deviations.
-  assert counts.min() > 60 and counts.max() < 145
-
-
-@pytest.mark.parametrize('form', ['jsonl.gz', 'tsv', 'csv'])
-def test_other_forms_of_the_corpus(world, everything, form):
-  corpus = world.folder / 'corpus.jsonl'
-  records = [json.loads(line) for line in corpus.read_text().splitlines()]
-  titled = {'jsonl.gz': 'A title', 'tsv': 'A title', 'csv': ''}[form]
-  if form == 'jsonl.gz':
-    lines = [json.dumps(record | {'title': titled}) + '\n' for record in records]
-    packed = gzip.compress(''.join(lines).encode())
-  else:
-    columns = [('id', 'title', 'text')] if form == 'tsv' else [('docid', 'contents')]
-    columns += [(record['_id'], *[titled][: form == 'tsv'], record['text']) for record in records]
-    separator = '\t' if form == 'tsv' else ','
-    lines = [separator.join(f'"{cell}"' for cell in row) + '\n' for row in columns]
-    packed = ''.join(lines).encode()
-  (world.folder / f'corpus.{form}').write_bytes(packed)
-  _, lines = world.mine(sample=1000, corpus=f'corpus.{form}')
-  for line, whole in zip(lines, everything, strict=True):
-    expected = [negative | {'title': titled} for negative in whole['negative_passages']]
-    assert line['negative_passages'] == expected
-
-
 def test_ids_alone(shared, everything):
   _, lines = shared.mine(sample=1000, texts=False)
   for line, whole in zip(lines, everything, strict=True):
@@ -348,14 +318,7 @@ def test_unknown_ids_are_counted_and_named(world, caplog):
     (world.folder / 'train.tsv').read_text() + 'q98\td1\t1\nq5\tmissing\t1\n'
   )
   report, _ = world.mine(sample=5)
-  for message in (
-    '1 judged query that is not in the queries: left out (q98)',
-    '1 row of bm25 whose query is not in the queries: ignored (q99)',
-    '1 row of bm25 with a passage that is not in the corpus: ignored (line',
-    'query q0 document lost rank 2 score 1.0',
-    '1 positive that is not in the corpus: ignored (q5 missing)',
-  ):
-    assert message in caplog.text
+  assert named_in(caplog.text, 'q98', 'q99', 'q0 document lost rank 2 score 1.0', 'q5 missing')
   assert report['counts']['positives that are not in the corpus: ignored'] == 1
 
 
@@ -391,20 +354,7 @@ def test_queries_without_candidates_are_kept_and_named(world, caplog):
   _, lines = world.mine(retrievers=['bm25'])
   assert [line['query_id'] for line in lines] == list(world.queries)
   assert [len(line['negative_passages']) for line in lines[:3]] == [1, 0, 0]
-  for message in (
-    '1 query with no candidate but positives: kept, without negatives (q1)',
-    '18 queries that no run has: kept, without negatives (q2, q3, q4, q5, q6, ...)',
-  ):
-    assert message in caplog.text
-
-
-def test_ids_in_another_form_of_unicode_are_counted(world):
-  (world.folder / 'train.tsv').write_text('q0\tcafe\u0301\t1\nq1\td1\t1\n')
-  with (world.folder / 'corpus.jsonl').open('a') as file:
-    file.write(json.dumps({'_id': 'caf\u00e9', 'text': 'coffee'}) + '\n')
-  report, _ = world.mine()
-  what = 'positives whose ids have another Unicode form (NFC, NFD) in the corpus'
-  assert report['counts'][what] == 1
+  assert named_in(caplog.text, '(q1)', '18', '(q2, q3, q4, q5, q6, ...)')
 
 
 def test_queries_whose_positives_are_lost_are_left_out(world):
@@ -458,3 +408,20 @@ def test_bad_corpora(world, change, message):
   corpus.write_text(change(corpus.read_text()))
   with refused('corpus.jsonl', *([message] if isinstance(message, str) else message)):
     world.mine()
+
+
+def test_lots_are_fair():
+  queries, docs = keys_of(['q']), keys_of([f'd{number}' for number in range(20)])
+  first = [int(np.argmin(mining.lots(queries, docs, seed))) for seed in range(2000)]
+  counts = np.bincount(first, minlength=20)
+  # 100 each, within 4 standard deviations.
+  assert counts.min() > 60 and counts.max() < 145
+
+
+def test_ids_in_another_form_of_unicode_are_counted(world):
+  (world.folder / 'train.tsv').write_text('q0\tcafe\u0301\t1\nq1\td1\t1\n')
+  with (world.folder / 'corpus.jsonl').open('a') as file:
+    file.write(json.dumps({'_id': 'caf\u00e9', 'text': 'coffee'}) + '\n')
+  report, _ = world.mine()
+  what = 'positives whose ids have another Unicode form (NFC, NFD) in the corpus'
+  assert report['counts'][what] == 1

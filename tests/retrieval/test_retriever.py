@@ -67,14 +67,6 @@ def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
     assert [hit.text for hit in hits] == [TEXTS[int(hit.id)] for hit in hits]
 
 
-@pytest.mark.slow
-def test_equal_texts_go_by_falling_id(small):
-  small.index({str(i): 'the same text' for i in range(12)})
-  for k in (1, 5, 12):
-    (hits,) = small.search(['a text'], k=k)
-    assert [hit.id for hit in hits] == sorted(map(str, range(12)), reverse=True)[:k]
-
-
 def _fail(*_, **__):
   raise MemoryError('no room')
 
@@ -122,24 +114,6 @@ def test_k_is_a_whole_number_from_1(small, k):
 
 
 @pytest.mark.slow
-def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
-  small.index({'a': 'Decode a JSON document.', 'b': 'Run a coroutine.'})
-  mapped = small.search(['json'], k=2)
-  path = tmp_path / 'corpus.jsonl'
-  path.write_text(
-    '{"_id": "a", "title": "Decode a", "text": "JSON document."}\n{"_id": "b", "title": "", '
-    '"text": "Run a coroutine."}\n'
-  )
-  for corpus in (path, str(path)):
-    small.index(corpus)
-    found = small.search(['json'], k=2)
-    assert [(hit.id, hit.text) for hit in found[0]] == [(hit.id, hit.text) for hit in mapped[0]]
-  assert {hit.id for hit in found[0]} == {'a', 'b'}
-  small.index(text for text in TEXTS[:2])  # any iterable
-  assert {hit.id for hit in small.search(['json'])[0]} == {'0', '1'}
-
-
-@pytest.mark.slow
 def test_cut_texts_are_counted_with_one_warning_a_side(small, caplog):
   long = 'json ' * 1000
   small.index([long, 'xml', long])
@@ -175,23 +149,6 @@ def test_a_corpus_as_beir_gives_it(small):
       small.encode_corpus(bad)
 
 
-@pytest.mark.slow
-def test_tables_columns_and_generators(small):
-  table = pa.table({'_id': ['a', 'b', 'c'], 'text': TEXTS[:3]})
-  small.index(table)
-  assert small.search(iter(['json']), k=1) == small.search(pa.array(['json']), k=1)
-  small.index({'a': TEXTS[0], 'b': TEXTS[1], 'c': TEXTS[2]})
-  assert {hit.id for hit in small.search(['json'])[0]} == {'a', 'b', 'c'}
-  pandas = pytest.importorskip('pandas')
-  column = table.to_pandas()['text'][1:]
-  np.testing.assert_array_equal(small.encode(column), small.encode(TEXTS[1:3]))
-  small.index(column)
-  assert {hit.text for hit in small.search(pandas.Series(['json']))[0]} == set(TEXTS[1:3])
-  for bad in (table, table.to_pandas(), {'a': 'x'}, 5):
-    with refused('texts'):
-      small.encode(bad)
-
-
 def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
   with refused('none.jsonl'):
@@ -218,3 +175,11 @@ def test_the_docstring_of_retriever(minilm):
 def test_a_search_needs_an_index(small):
   with refused('index'):
     Retriever(small.encoder).search(['json'])
+
+
+@pytest.mark.slow
+def test_equal_texts_go_by_falling_id(small):
+  small.index({str(i): 'the same text' for i in range(12)})
+  for k in (1, 5, 12):
+    (hits,) = small.search(['a text'], k=k)
+    assert [hit.id for hit in hits] == sorted(map(str, range(12)), reverse=True)[:k]

@@ -66,9 +66,6 @@ def _flip(file, place):
   'harm, message, also',
   [
     (lambda f: _flip(f / 'dataset.npy', -7), 'dataset.npy', False),
-    (lambda f: _flip(f / 'scann_config.pb', 3), 'scann_config.pb', False),
-    (lambda f: (f / 'dataset.npy').unlink(), 'dataset.npy', False),
-    (lambda f: _flip(f / 'dprjax_index.json', -9), 'dprjax_index.json', True),
     (lambda f: (f / 'thesis.tex').write_text('years of work'), 'thesis.tex', True),
   ],
 )

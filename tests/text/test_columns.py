@@ -12,8 +12,6 @@ from tests.refusals import refused
     ('a.csv', f'{"a" * 200_000},b\n', [(1, ['a' * 200_000, 'b'])]),
     ('a.tsv', '"open\tb\n\nc\t"d"\n', [(1, ['"open', 'b']), (3, ['c', '"d"'])]),
     ('a.tsv', '"x"\t"y"\n"a ""b"""\t"c\nd"\n', [(2, ['a "b"', 'c\nd'])]),
-    ('a.csv', 'x|z|y\na, b|c|"d|e"\n', [(2, ['a, b', 'd|e'])]),
-    ('a.csv', 'x\ty\ra\tb\r', [(2, ['a', 'b'])]),
     ('a.jsonl', '{"y": 1, "x": null}\n', [(1, [None, 1])]),
   ],
 )

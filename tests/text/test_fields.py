@@ -4,26 +4,6 @@ from dprjax.text import fields
 from tests.refusals import refused
 
 
-@pytest.mark.parametrize(
-  'value, expected',
-  [
-    (['cs.CL', 'stat.ML', 'cs.CL'], ('cs.CL', 'stat.ML')),
-    ('hep-ph  hep-th\n', ('hep-ph', 'hep-th')),
-    (['two words'], ('two words',)),
-    ([], ()),
-    (None, ()),
-  ],
-)
-def test_labels(value, expected):
-  assert fields.labels(value, 'a') == expected
-
-
-@pytest.mark.parametrize('value', [[' a'], [str(i) for i in range(1001)]])
-def test_bad_labels(value):
-  with refused('a.jsonl', 'line 3'):
-    fields.labels(value, 'a.jsonl, line 3')
-
-
 @pytest.mark.parametrize('content', ['d7\n\nd1\n', '\ufeffd7\nd1', 'd7\r\nd1\r\n'])
 def test_lists_of_ids(tmp_path, content):
   path = tmp_path / 'ids.txt'

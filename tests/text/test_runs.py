@@ -76,7 +76,6 @@ def test_scores_are_read_exactly(tmp_path):
     ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\nq Q0 c 3 1.0 x\n', ('run.trec', 'line 2', '5')),
     ('\nq Q0 a 1 2.0 x\nq Q0 b 2 nan x\n', ('line 3', 'nan')),
     ('q Q0 a 1 high x\n', ('line 1', 'high')),
-    ('q Q0 a 1 1_0 x\n', ('line 1', '1_0')),
     ('q Q0 a 99999999999 1.0 x\n', ('line 1', '99999999999')),
     ('', 'run.trec'),
   ],

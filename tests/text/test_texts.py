@@ -16,8 +16,7 @@ def entries(path):
   return [(entry.number, entry.record) for entry in texts.read_entries(path, 'passage')]
 
 
-@pytest.mark.parametrize('ending', ['\n', '\r\n'])
-@pytest.mark.parametrize('name', ['psgs.tsv', 'psgs.tsv.gz'])
+@pytest.mark.parametrize(('name', 'ending'), [('psgs.tsv', '\n'), ('psgs.tsv.gz', '\r\n')])
 def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
   rows = [
     ('1', 'two\nlines', 'Aaron'),
@@ -47,12 +46,7 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
     ('id\ttitle\ttext\n1\tT\t"no quotes of CSV\n', PassageRecord('1', 'T', '"no quotes of CSV')),
     ('1\t"Hello," she said\n', PassageRecord('1', '', '"Hello," she said')),
     ('1\thttps://a.org\tT\ttext\n', PassageRecord('1', 'T', 'text')),
-    ('docid\turl\ttitle\tbody\n1\thttps://a.org\tT\ttext\n', PassageRecord('1', 'T', 'text')),
     (f'{DPR}1\ta carriage\rreturn\tT\n', PassageRecord('1', 'T', 'a carriage\rreturn')),
-    (
-      'id\ttext\n"1"\t"population:\nParis\t2,000,000"\n',
-      PassageRecord('1', '', 'population:\nParis\t2,000,000'),
-    ),
   ],
 )
 def test_headers_and_quotes(tmp_path, text, expected):
@@ -65,10 +59,8 @@ def test_headers_and_quotes(tmp_path, text, expected):
   [
     (f'{DPR}1\tok\tA\n2\t"open\tB\n3\tplain\tC\n', 3),
     (f'{DPR}1\t"open\tA\n2\tswallowed\tB\n3\tclosed"\tC\n', 2),
-    ('id\ttext\n1\t"open\n2\tclosed"\n', 2),
     (f'{DPR}1\t"two\nlines"\tA\n2\t"open\tB\n', 4),
     (f'{DPR}1\tone\tA\n2\ttwo\n', 3),
-    ('0\tplain\n1\tfirst\tsecond\tthird\n', 2),
     ('0\tplain\n1\tfirst\tsecond\n', 2),
     ('"1"\t"the text"\t"T"\n', 1),
   ],

@@ -56,40 +56,21 @@ def start(folder, settings, devices, tokenizer, model):
 
 
 @pytest.mark.parametrize(
-  ('views', 'said', 'lengths'),
+  ('views', 'said'),
   [
-    ('one', '13 of 13 passages', [24]),
-    (
-      'siblings',
-      '12 of 13 passages; up to 6 negatives a text, where chance is a loss of 1.95',
-      [8, 8],
-    ),
-    ('ict', '12 of 13 passages; up to 3 negatives a text, where chance is a loss of 1.39', [8, 16]),
+    ('one', '13 of 13 passages'),
+    ('siblings', '12 of 13 passages; up to 6 negatives'),
+    ('ict', '12 of 13 passages; up to 3 negatives'),
   ],
 )
-def test_what_the_loop_is_given(start, words_of, views, said, lengths, batches_of):
+def test_what_the_loop_is_given(start, words_of, views, said, batches_of):
   data = start(pretrain__views=views)
   iterator = batches_of(data)
-  assert (len(data.batches), data.unit, data.evaluation, data.description) == (
-    3,
-    'passages',
-    None,
-    said,
-  )
-  batches = [next(iterator) for _ in range(3)]
-  assert lengths in [
-    [rows.shape[1] for name, rows in batch.items() if name.endswith('_tokens')] for batch in batches
-  ]
+  assert (len(data.batches), data.unit, data.evaluation) == (3, 'passages', None)
+  assert data.description.startswith(said)
   names = []
-  for batch in batches:
+  for batch in (next(iterator) for _ in range(3)):
     both = ['first'] if views == 'one' else ['first', 'second']
-    assert {key: (value.dtype.name, value.shape[0]) for key, value in batch.items()} == {
-      'passage_index': ('int32', 4)
-    } | {
-      f'{view}_{what}': (dtype, 4)
-      for view in both
-      for what, dtype in (('tokens', 'int32'), ('mask', 'bool'), ('words', 'int32'))
-    }
     # The texts are of the passages that it names.
     named = data.ids(batch).removeprefix('passages ').split(', ')
     for row, name in enumerate(named):

@@ -12,7 +12,6 @@ from dprjax import export, load_prompt, train
 from dprjax.models import hub
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import same_length
-from tests.refusals import command_refused
 from tests.workdirs import (
   assert_backbone_moved,
   assert_goes_on,
@@ -25,12 +24,10 @@ from tests.workdirs import (
 ROOT = pathlib.Path(__file__).parents[3]
 CONFIGS = {
   'rip.py:local': {'backbone', 'head/mlm'},
-  'rip.py:span,local': {'backbone', 'head/mlm'},
   'rip.py:prompt,local': {'prompt', 'head/mlm'},
   'condenser.py:local': {'backbone', 'head/mlm', 'head/condenser'},
   'condenser.py:cocondenser,local': {'backbone', 'head/mlm', 'head/condenser'},
   'condenser.py:ict,local': {'backbone'},
-  'condenser.py:mlm,local': {'backbone', 'head/mlm'},
 }
 # The other recipes differ from these only in data and numbers.
 RESUMED = ('rip.py:local', 'rip.py:prompt,local', 'condenser.py:cocondenser,local')
@@ -204,55 +201,3 @@ def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path
     and backbone.config.vocab_size == tokenizer.vocab_size <= 1000
   )
   assert backbone.config.pad_token_id == tokenizer.pad_id == 1 and 'mlm' in backbone.heads
-
-
-# Bad input.
-
-
-def test_text_that_cannot_be_used(go, tmp_path):
-  single = [{'text': f'There is one long sentence in document number {i}'} for i in range(40)]
-  (tmp_path / 'single.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in single))
-  command_refused(
-    go(
-      'rip.py:local',
-      f'--config.data.dir={tmp_path}/single.jsonl',
-      f'--config.data.token_cache={tmp_path}/token_cache',
-    ),
-    'config.batch_size',
-  )
-  (tmp_path / 'latin.txt').write_bytes('Ein Satz über Bäume.\n'.encode('latin-1') * 20)
-  command_refused(
-    go(
-      'rip.py:local',
-      f'--config.data.dir={tmp_path}/latin.txt',
-      f'--config.data.token_cache={tmp_path}/token_cache',
-    ),
-    'latin.txt',
-  )
-  command_refused(go('rip.py:local', f'--config.data.dir={tmp_path}/none.txt'), 'none.txt')
-
-
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    (['--config.data.format=beir'], ['corpus', 'config.data.format']),
-    (['--config.pretrain.max_length=513'], ['config.pretrain.max_length', '513', '512']),
-    (
-      ['--config.pretrain.head_layers=1', '--config.pretrain.skip_from=2'],
-      ['config.pretrain.skip_from', '2'],
-    ),
-  ],
-)
-def test_options_that_cannot_be(go, flags, words):
-  command_refused(go('rip.py:local', *flags), *words)
-
-
-def test_a_tokenizer_larger_than_the_backbone(go, trained, tmp_path):
-  shutil.copytree(trained / 'backbone', tmp_path / 'odd')
-  tokenizer = json.loads((tmp_path / 'odd' / 'tokenizer.json').read_text())
-  tokenizer['model']['vocab'] |= {'##zzzz': len(tokenizer['model']['vocab'])}
-  (tmp_path / 'odd' / 'tokenizer.json').write_text(json.dumps(tokenizer))
-  command_refused(
-    go('rip.py:local', f'--config.backbone.path={tmp_path}/odd'),
-    'tokenizer',
-  )

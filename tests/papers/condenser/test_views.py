@@ -215,19 +215,6 @@ def test_resumes_exactly_and_divides_the_global_batch(made, kind):
         assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'batch_size': 44}, ('config.batch_size', '44', '43')),
-    ({'buckets': [16, 32]}, ('[16, 32]', '50')),
-  ],
-)
-def test_what_cannot_be_asked_for(made, changes, message):
-  texts, _ = made
-  with refused(message):
-    start(texts, **changes)
-
-
 def test_a_corpus_of_single_sentences(tmp_path):
   texts = cache(tmp_path, [[20]] * 10)
   for kind in ({'views': 'siblings'}, {'views': 'ict'}, {'views': 'siblings', 'unit': 'span'}):

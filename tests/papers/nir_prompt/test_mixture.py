@@ -117,16 +117,9 @@ def test_every_task_has_its_share_and_goes_through_its_examples(arrangement):
     assert len({tuple(sorted(share.items())) for share in shares}) > 5
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'arrangement': 'balanced', 'batch_size': 8}, 'config.batch_size'),
-    ({'arrangement': 'balanced', 'per_task': 3, 'batch_size': 12}, ('config.per_task', '3')),
-  ],
-)
-def test_sizes_that_do_not_go_together(changes, message):
-  with refused(message):
-    make([Numbers(20)] * 3, **changes)
+def test_examples_of_a_task_fill_their_batches():
+  with refused('config.per_task', '3'):
+    make([Numbers(20)] * 3, arrangement='balanced', per_task=3, batch_size=12)
 
 
 @pytest.fixture(scope='module')
@@ -211,8 +204,10 @@ def feeds_of(caches, negatives):
 
 
 @pytest.mark.slow_but_first
-@pytest.mark.parametrize('negatives', [0, 1, 2])
-@pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
+@pytest.mark.parametrize(
+  ('arrangement', 'negatives'),
+  [('balanced', 1), ('random', 2), ('alternate', 0), ('random_task', 1)],
+)
 def test_a_row_of_one_set_is_never_one_of_another(caches, arrangement, negatives):
   feeds = feeds_of(caches, negatives)
   made = make(feeds, arrangement=arrangement, batch_size=6, per_task=12)
@@ -278,16 +273,6 @@ def test_queries_as_pairs(caches, tokenizer, tmp_path):
   for step in range(12):
     batch = made[step]
     assert batch['task'].tolist() == [0, 1] * 3
-    assert {key: (value.dtype.name, value.shape[:1]) for key, value in batch.items()} == {
-      'task': ('int32', (6,)),
-      'first_tokens': ('int32', (6,)),
-      'first_mask': ('bool', (6,)),
-      'second_tokens': ('int32', (6,)),
-      'second_mask': ('bool', (6,)),
-      'label': ('int32', (6,)),
-      'first_index': ('int32', (6,)),
-      'second_index': ('int32', (6,)),
-    }
     for row in range(6):
       first, second = (
         batch[f'{view}_tokens'][row][batch[f'{view}_mask'][row]] for view in ('first', 'second')

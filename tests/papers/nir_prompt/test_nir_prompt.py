@@ -1,7 +1,5 @@
 """Exports of NIR-Prompt runs: the prompt of a task, and an encoder with the prompts of all."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -164,32 +162,6 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
     assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
     for name, array in arrays[task].items():
       np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)
-
-
-def test_a_new_tasks_prompt_is_written_as_the_sum(tokenizer, model, backbone, tmp_path):
-  config = nir.make_config(
-    'nir_retriever',
-    tasks=('new',),
-    adapt__fusion=True,
-    adapt__prompts=str(tmp_path / 'prompts'),
-    trainable=('prompt/.*',),
-  )
-  arrays = [
-    nir.write_prompt(tmp_path / 'prompts' / f'{name}.npz', model, tokenizer, config, SIDES, seed=n)
-    for n, name in enumerate(('dr', 'qa'))
-  ]
-  kept(config, tmp_path / 'run', SIDES)
-  weights = np.array([0.25, 2], np.float32)
-  product, files = export(
-    config, tmp_path / 'run', backbone, {'prompt/new/weights': weights}, tokenizer
-  )
-  assert not product.encoders
-  prompt = artifact.load_prompt(files['new'])
-  assert prompt.meta['weights'] == {'dr': 0.25, 'qa': 2.0}
-  assert json.loads(json.dumps(prompt.meta)) == prompt.meta
-  for name, vectors in template_tokens.vectors(prompt).items():
-    expected = 0.25 * arrays[0][name] + 2 * arrays[1][name]
-    np.testing.assert_allclose(vectors, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_masked_lm_head_that_was_trained_alone_is_written_beside_its_backbone(

@@ -258,17 +258,3 @@ def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_
   config.adapt.prompts = str(tmp_path / 'other')
   with refused('config.adapt.prompts', 'other'):
     init(config, tokenizer, model, parts)
-
-
-@pytest.mark.slow
-def test_evaluation_and_training_give_the_same_vectors(tokenizer, model, parts, batch, devices):
-  config = nir.make_config('nir_retriever')
-  method = nir_retriever.build(config, model, devices, tokenizer)
-  params = method.init(parts, jax.random.key(3))
-  embed = jax.jit(method.embed, static_argnums=1)
-  short = embed(params, 'query', batch['query_tokens'], batch['query_mask'], batch['task'])
-  tokens, mask = (np.pad(batch[f'query_{name}'], ((0, 0), (0, 5))) for name in ('tokens', 'mask'))
-  padded = embed(params, 'query', tokens, mask, batch['task'])
-  np.testing.assert_allclose(short, padded, rtol=2e-5, atol=2e-6)
-  other = embed(params, 'query', tokens, mask, 1 - batch['task'])
-  assert np.abs(np.asarray(other) - padded).max() > 0.1

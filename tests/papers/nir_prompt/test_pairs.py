@@ -90,7 +90,6 @@ def test_what_is_no_pair(tmp_path, content, message):
 @pytest.mark.parametrize(
   ('record', 'message'),
   [
-    ({'text1': 'oak', 'text2': 'elm'}, ('train.jsonl', 'line 1')),
     ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, ('train.jsonl', 'line 1', '1.0')),
     ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, ('line 1', 'text1', '[', 'oak', ']')),
   ],

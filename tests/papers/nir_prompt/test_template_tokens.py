@@ -88,8 +88,7 @@ def test_bad_templates(write, arrays, change, message):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-@pytest.mark.parametrize('fixed_layers', [0, 2])
+@pytest.mark.parametrize(('model_type', 'fixed_layers'), [('bert', 0), ('roberta', 2)])
 def test_vectors_in_place_of_words_equal_transformers(
   model_type, fixed_layers, golden, write_checkpoint
 ):

@@ -14,7 +14,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.topic_dpr import topic, topic_dpr, topic_losses
 from dprjax.papers.topic_dpr.topic_models import Topics
 from dprjax.text import table
-from dprjax.training import dpr, retrieval_data
+from dprjax.training import retrieval_data
 from dprjax.training.method import Parts
 from tests import reference, starts
 from tests.models.test_artifact import META
@@ -251,12 +251,6 @@ def test_a_document_relevant_to_a_query_is_not_its_negative():
   np.testing.assert_allclose(qp, expected, rtol=1e-5)
 
 
-def test_weights_are_jaccard_overlaps():
-  sets = np.array([[1, 2, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], np.int32)
-  found = np.asarray(topic_losses.jaccard(sets, sets))
-  assert np.allclose(found, [[1, 1 / 4, 0, 0], [1 / 4, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
-
-
 @pytest.mark.slow
 def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
   rows = topic_dpr.word_tokens(found, tokenizer, LENGTH)
@@ -411,19 +405,6 @@ def make_folder(folder, split, qrels):
     (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
   (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
-
-
-@pytest.mark.slow
-def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenizer):
-  config = make_config(topics__path='', topics__alpha=0.0)
-  mesh = meshes.make_mesh({'data': 8})
-  batch = make_batch(shape.vocab_size, 'none shared')
-  model = topic_dpr.build(config, shape, mesh, tokenizer)
-  params = tree.unflatten(make_params(model, shape, None))
-  placed = meshes.put_batch(mesh, batch)
-  value = jax.jit(lambda p, b: model.loss(p, b, None)[0])(params, placed)
-  other = dpr.build(config, shape, mesh)
-  assert np.isclose(value, jax.jit(lambda p, b: other.loss(p, b, None)[0])(params, placed), 1e-6)
 
 
 def test_a_prompt_file_has_a_prefix_for_each_topic(tmp_path):

@@ -50,11 +50,6 @@ def test_a_corpus(folder, capsys):
   assert (folder / 'again.npz').read_bytes() == (folder / 'topics.npz').read_bytes()
 
 
-def test_one_topic_of_all_is_warned_of(folder, capsys):
-  topics.main(['--input=corpus.jsonl', '--out=topics.npz', '--kind=lda', '--topics=1'])
-  assert 'warning: one topic has 90 of 90 documents' in capsys.readouterr().err
-
-
 def test_documents_are_chosen_by_their_ids(folder):
   texts, _ = documents(90)
   found, counts = topics.read_documents('corpus.jsonl', 20, seed=4)
@@ -70,11 +65,9 @@ def test_documents_are_chosen_by_their_ids(folder):
   [
     ('--input=empty.jsonl', 'document'),
     ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
-    ('--input=corpus.jsonl --topics=60 --sweeps=5', '60'),
     ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
     ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
     ('--input=corpus.jsonl --figure=topics.npz', '--figure=topics.npz'),
-    ('--input=corpus.jsonl --figure=a.txt', ('a.txt', '.png')),
     ('--input=corpus.jsonl --out=folder', 'folder'),
   ],
 )

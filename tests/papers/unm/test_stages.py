@@ -11,7 +11,7 @@ from etils import epath
 
 from dprjax.base import outputs
 from dprjax.papers.unm import stages as running
-from dprjax.papers.unm.stages import ModelFiles, Stages, config_file
+from dprjax.papers.unm.stages import Stages
 from tests.refusals import refused
 
 
@@ -66,22 +66,6 @@ def test_a_stage_that_fails_ends_the_process_and_is_not_done(tmp_path, scored, c
     stages(tmp_path).run('Nothing', ['nonesuch'])
 
 
-@pytest.mark.slow
-def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored):
-  command, run, out = scored
-  other = out.with_name('other.json')
-  ran = []
-  for made in (out, other, out, other):
-    again = stages(tmp_path)
-    for _ in range(2):  # in one process, the second call does nothing
-      again.run('Measure', [*command, f'--out={made}'], made, [run])
-    ran.append(again.seconds.keys() == {'Measure'})
-  assert ran == [True, True, False, False]
-  # A stage that runs every time leaves no record.
-  stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])
-  assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
-
-
 # Holds a lock and runs a command that sleeps, as a pipeline holds its folder and runs a stage.
 HOLD_AND_RUN = """
 import sys
@@ -110,22 +94,6 @@ def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
   with outputs.hold(lock, 'a folder'):
     assert outputs.held()
   assert not outputs.held()
-
-
-def test_the_checksum_of_a_folder_covers_all_its_content(tmp_path):
-  sums = []
-  for name, text in (('a', 'one'), ('a', 'two'), ('b', 'two')):
-    folder = tmp_path / f'{len(sums)}'
-    (folder / 'inner').mkdir(parents=True)
-    (folder / 'inner' / name).write_text(text)
-    sums.append(stages(tmp_path)._sum(epath.Path(folder)))
-  assert len(set(sums)) == 3
-
-
-def test_the_files_of_a_model_are_the_local_ones(tmp_path):
-  prompt = epath.Path(tmp_path / 'prompt.npz')
-  assert ModelFiles('').files == ModelFiles('package:some').files == []
-  assert ModelFiles(str(tmp_path), prompt).files == [epath.Path(tmp_path), prompt]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +130,17 @@ def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypat
   assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_config_file():
-  assert config_file('configs/dptdr.py:nq,local') == 'configs/dptdr.py'
-  assert config_file('configs/ft.py') == 'configs/ft.py'
+@pytest.mark.slow
+def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored):
+  command, run, out = scored
+  other = out.with_name('other.json')
+  ran = []
+  for made in (out, other, out, other):
+    again = stages(tmp_path)
+    for _ in range(2):  # in one process, the second call does nothing
+      again.run('Measure', [*command, f'--out={made}'], made, [run])
+    ran.append(again.seconds.keys() == {'Measure'})
+  assert ran == [True, True, False, False]
+  # A stage that runs every time leaves no record.
+  stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])
+  assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
