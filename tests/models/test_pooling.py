@@ -36,6 +36,12 @@ def test_poolings_equal_their_definitions(name):
   ]
 
 
+def test_the_last_token_is_found_behind_padding_on_the_left():
+  states = jnp.arange(8, dtype=jnp.float32).reshape(1, 4, 2)
+  mask = jnp.array([[False, False, True, True]])
+  np.testing.assert_array_equal(pooling.find('lasttoken').pool(states, mask), [[6, 7]])
+
+
 @pytest.mark.slow
 def test_a_row_of_padding_stays_finite():
   states, mask = jnp.ones((2, 3, 4)), jnp.zeros((2, 3), bool)
