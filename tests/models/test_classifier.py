@@ -1,5 +1,7 @@
 """Sequence-classification heads: logits, files and errors."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, hub
+from dprjax.models import classifier, encoder, head_specs, hub
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.head_specs import Head
 from tests.refusals import named_in
 
 FAMILIES = ('bert', 'roberta', 'xlm-roberta')
@@ -42,6 +45,51 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
       scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
     )
     assert scores.dtype == jnp.float32
+
+
+def test_score_is_the_log_odds_of_label_1():
+  logits = np.array([[0.3, 1.1], [2.0, -1.0]], np.float32)
+  odds = np.exp(logits[:, 1]) / np.exp(logits).sum(1)
+  np.testing.assert_allclose(
+    1 / (1 + np.exp(-np.asarray(classifier.score(logits)))), odds, rtol=1e-6
+  )
+  np.testing.assert_array_equal(classifier.score(logits[:, :1]), logits[:, 0])
+
+
+@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('xlm-roberta', 2)])
+def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labels):
+  first = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
+  hub.save_backbone(
+    tmp_path / 'out',
+    first.config,
+    first.params,
+    hf_config=first.hf_config,
+    heads=first.heads,
+    max_length=12,
+  )
+  second = hub.load_backbone(tmp_path / 'out', ('classifier',))
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (second.params, second.heads['classifier'].params),
+    (first.params, first.heads['classifier'].params),
+  )
+  assert (
+    second.sha256 == first.sha256 and second.hf_config['id2label'] == first.hf_config['id2label']
+  )
+  name = {'bert': 'Bert', 'xlm-roberta': 'XLMRoberta'}[model_type]
+  assert second.hf_config['architectures'] == [f'{name}ForSequenceClassification']
+  assert json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text()) == {
+    'model_max_length': 12
+  }
+  with (
+    safetensors.safe_open(tmp_path / 'out' / 'model.safetensors', 'np') as ours,
+    safetensors.safe_open(tmp_path / 'classifier' / 'model.safetensors', 'np') as theirs,
+  ):
+    assert sorted(ours.keys()) == sorted(theirs.keys())
+  digest = head_specs.sha256('classifier', first.config, first.heads['classifier'])
+  assert digest == head_specs.sha256('classifier', second.config, second.heads['classifier'])
+  changed = jax.tree.map(lambda leaf: leaf + np.float32(1), first.heads['classifier'].params)
+  assert digest != head_specs.sha256('classifier', first.config, Head(changed))
 
 
 @pytest.mark.parametrize('names', [('relevant', 'irrelevant'), ('Entailment', 'not_entailment')])
@@ -107,6 +155,16 @@ def test_heads_that_do_not_fit(write_classifier):
   ).heads
 
 
+def test_pickled_weights_are_converted_with_their_head(write_classifier):
+  path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
+  (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
+  assert named_in(error(path), 'AutoModelForSequenceClassification', 'AutoTokenizer')
+  (path / 'config.json').write_text(
+    (path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel')
+  )
+  assert named_in(error(path), 'AutoModel', 'AutoTokenizer')
+
+
 @pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
   config = EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
@@ -129,3 +187,54 @@ def test_dropout_is_where_transformers_has_it():
     np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
   )
   assert abs(dropped.mean() - 8) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('roberta', 2)])
+def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, model_type, labels):
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
+  import transformers
+
+  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
+  hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, heads=loaded.heads)
+  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+    tmp_path / 'out', output_loading_info=True
+  )
+  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
+    info
+  )
+  arrays = golden(f'classifier_{model_type}')
+  with torch.no_grad():
+    logits = model.eval()(
+      input_ids=torch.from_numpy(arrays['tokens']).long(),
+      attention_mask=torch.from_numpy(arrays['mask']).long(),
+    ).logits.numpy()
+  np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
+  # Files of transformers are read back, bit for bit.
+  model.save_pretrained(tmp_path / 'theirs')
+  theirs = hub.load_backbone(tmp_path / 'theirs', ('classifier',))
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (theirs.params, theirs.heads['classifier'].params),
+    (loaded.params, loaded.heads['classifier'].params),
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('xlm-roberta', 2)])
+def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type, labels):
+  arrays = golden(f'classifier_{model_type}')
+  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
+  first = encoder.encode(loaded.config, loaded.params, arrays['tokens'], arrays['mask'])[:, 0]
+  logits = classifier.classify(loaded.config, loaded.heads['classifier'].params, first)
+  np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
+  scores = classifier.score_pairs(
+    loaded.config,
+    loaded.params,
+    loaded.heads['classifier'].params,
+    arrays['tokens'],
+    arrays['mask'],
+  )
+  np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)

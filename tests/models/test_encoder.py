@@ -5,15 +5,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from dprjax.models import encoder, encoder_config, hub, layers
+from dprjax.models import embed, encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
+from tests import reference
 from tests.refusals import refused
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
 encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
+attend = jax.jit(encoder.first_token_attention, static_argnames='config')
 
 
 @pytest.fixture
@@ -224,6 +228,46 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
 
 
 @pytest.mark.slow
+def test_sharded_equals_one_device(small):
+  config, params = small
+  mesh = jax.make_mesh((4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2)
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(1, config.vocab_size, (16, 7)).astype(np.int32)
+  mask = np.arange(7)[None] < rng.integers(1, 8, (16, 1))
+  prompt = np.asarray(prompts(config, 1)[0])
+
+  def loss(prompt, params, tokens, mask):
+    hidden = encode(config, params, tokens, mask, adapter=prefix(prompt))
+    return golden_loss(hidden, mask), hidden
+
+  run = jax.jit(jax.grad(loss, has_aux=True))
+  gradient, hidden = run(prompt, params, tokens, mask)
+  rows, heads_axis = (
+    NamedSharding(mesh, P('data')),
+    NamedSharding(mesh, P(None, None, None, 'model')),
+  )
+
+  def kernel(path, x):
+    names = [key.key for key in path]
+    split = (
+      P(None, None, 'model')
+      if names[-1] == 'kernel' and names[-2] in ('query', 'key', 'value', 'up')
+      else P()
+    )
+    return jax.device_put(x, NamedSharding(mesh, split))
+
+  placed = jax.tree_util.tree_map_with_path(kernel, params)
+  sharded = run(
+    jax.device_put(prompt, heads_axis),
+    placed,
+    jax.device_put(tokens, rows),
+    jax.device_put(mask, rows),
+  )
+  np.testing.assert_allclose(sharded[1], hidden, atol=5e-6, rtol=0)
+  np.testing.assert_allclose(sharded[0], gradient, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_prompt_gradient_computes_no_weight_gradients(small):
   options = EncoderOptions.of(encoder_config.arithmetic('mixed', 'dtype'))
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)
@@ -298,6 +342,35 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
 
 
 @pytest.mark.slow
+def test_attention_under_shifted_positions_equals_numpy(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  prompt = np.random.default_rng(1).normal(size=(3, 2, 5, 4, 8)).astype(np.float32)
+  found = attend(config, params, tokens, mask, adapter=prefix(prompt, True))
+
+  whole = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  states = reference.states(
+    config, whole, np.asarray(tokens), np.asarray(mask), np.asarray(prompt, np.float64), shift=5
+  )
+  for layer, x in enumerate(states[:-1]):
+    query, key = (
+      (x @ kernel[layer] + bias[layer]).reshape(4, 7, 4, 8)
+      for kernel, bias in (
+        (whole['layers']['attention'][name][part] for part in ('kernel', 'bias'))
+        for name in ('query', 'key')
+      )
+    )
+    key = np.concatenate([np.broadcast_to(prompt[layer, 0], (4, 5, 4, 8)), key], axis=1)
+    scores = np.einsum('bnd,bsnd->bns', query[:, 0], key) / np.sqrt(8)
+    weights = np.where(
+      np.concatenate([np.ones((4, 5), bool), mask], axis=1)[:, None], np.exp(scores), 0
+    )
+    np.testing.assert_allclose(
+      found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
   arrays = golden('sentence_files')
@@ -309,6 +382,47 @@ def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, wri
 
 
 @pytest.mark.slow
+def test_equals_transformers_on_minilm(golden, minilm):
+  arrays = golden('minilm')
+  backbone = hub.load_backbone(minilm)
+  mask, prompt = arrays['mask'], arrays['prompt'].astype(np.float32)
+
+  def run(prompt, shift):
+    hidden = encode(
+      backbone.config, backbone.params, arrays['tokens'], mask, adapter=prefix(prompt, shift)
+    )
+    return golden_loss(hidden, mask), hidden
+
+  for case, shift in (('plain', False), ('prefix', False), ('shifted', True)):
+    hidden = run(prompt if case != 'plain' else None, shift)[1]
+    np.testing.assert_allclose(
+      hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
+    )
+    embedding = embed.of_states(backbone.config, {}, hidden, mask, backbone.spec)
+    np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
+    if case != 'plain':
+      gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]
+      expected = arrays[f'{case}/gradient']
+      np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
+def test_padding_does_not_matter(small, inputs, model_type):
+  config, params = small
+  config = dataclasses.replace(config, model_type=model_type)
+  tokens, mask = inputs
+  prompt = prompts(config, 1)[0]
+  wide_tokens, wide_mask = (
+    jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3),
+    jnp.pad(mask, ((0, 0), (0, 4))),
+  )
+  narrow = encode(config, params, tokens, mask, adapter=prefix(prompt, True))
+  wide = encode(config, params, wide_tokens, wide_mask, adapter=prefix(prompt, True))
+  np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
+
+
+@pytest.mark.slow
 def test_ids_out_of_range_are_noticed(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -316,3 +430,32 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   bad = jnp.array([0, 1, 2, 3], jnp.int32)
   hidden = encode(config, params, tokens, mask, adapter=bank_of(prompts(config, 3)).choose(bad))
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
+
+
+@pytest.mark.slow
+def test_early_and_late_with_prompts(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
+  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
+  early, late = split(config, params, tokens, mask, 2, adapter=bank_of(bank).choose(ids))
+  np.testing.assert_allclose(
+    late,
+    encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)),
+    rtol=0,
+    atol=2e-6,
+  )
+  # The early states are those of the encoder that ends there.
+  first = {
+    'embeddings': params['embeddings'],
+    'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers']),
+  }
+  shorter = encode(
+    dataclasses.replace(config, num_layers=2),
+    first,
+    tokens,
+    mask,
+    adapter=bank_of(bank[:, :2]).choose(ids),
+  )
+  np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
+  assert np.abs(early - late).max() > 0.1

@@ -3,14 +3,21 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.models import encoder, heads, hub
+from dprjax.models.encoder_config import EncoderConfig
 from tests import reference
 
+GOLDEN = [
+  'bert',
+  pytest.param('roberta', marks=pytest.mark.slow),
+  pytest.param('xlm-roberta', marks=pytest.mark.slow),
+]
 VALUE, WORD = 'encoder.layer.0.attention.self.value.weight', 'embeddings.word_embeddings.weight'
 HEAD_QUERY = 'layer.1.attention.self.query.weight'
 
@@ -172,3 +179,27 @@ def test_mlm_loss_over_eight_devices(small, masked):
   )
   # Every device gathers from its own rows.
   assert 'all-gather' not in run.lower(placed[0], whole, *placed[1:]).compile().as_text()
+
+
+@pytest.mark.slow
+def test_mlm_loss_of_known_logits():
+  # Embeddings 0: the logits are the bias, ln of the probabilities .5, .25, .25.
+  config = EncoderConfig('bert', 3, 4, 1, 1, 4)
+  head = heads.init_mlm_head(config, jax.random.key(0)) | {
+    'bias': jnp.log(jnp.array([0.5, 0.25, 0.25]))
+  }
+  positions = jnp.array([[1, 2], [0, 0]], jnp.int32)
+  total, count, right = heads.mlm_loss(
+    config,
+    head,
+    jnp.zeros((3, 4)),
+    jnp.ones((2, 3, 4)),
+    positions,
+    jnp.array([[0, 2], [1, 0]], jnp.int32),
+    jnp.array([[1.0, 1.0], [1.0, 0.0]]),
+  )
+  np.testing.assert_allclose([total, count, right], [5 * np.log(2), 3, 1], rtol=1e-6)
+  nothing = heads.mlm_loss(
+    config, head, jnp.zeros((3, 4)), jnp.ones((2, 3, 4)), positions, positions, jnp.zeros((2, 2))
+  )
+  np.testing.assert_array_equal(nothing, np.zeros(3))

@@ -7,18 +7,36 @@ import pytest
 import safetensors.numpy
 
 from dprjax.models import hub, peft
+from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.vector_spec import same_length
-from tests.models.test_artifact import META as artifact_meta
 from tests.refusals import refused
 
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
 ADAPTER = {'peft_type': 'PREFIX_TUNING', 'num_virtual_tokens': 4, 'num_layers': 2, 'token_dim': 24}
-META = artifact_meta | {'query_max_length': 8, 'passage_max_length': 16}
+META = {
+  'pooling': 'mean',
+  'normalize': True,
+  'temperature': 0.05,
+  'query_max_length': 8,
+  'passage_max_length': 16,
+  'dprjax_version': '0.1.0',
+}
 
 
 def stored(**change):
   return {'dprjax': json.dumps(META | change)}
+
+
+def test_a_position_has_keys_then_values_of_every_layer():
+  prefix = np.arange(2 * 2 * 4 * 3 * 8, dtype=np.float32).reshape(2, 2, 4, 3, 8)
+  meta = META | {'shift_positions': True}
+  _, tensors = PREFIX.peft.write('p.npz', CONFIG, meta, {'prefix': prefix})
+  flat = tensors['prompt_embeddings']
+  assert flat.shape == (4, 2 * 2 * 24)
+  # Values of the third position in the first layer: the second quarter of its row.
+  np.testing.assert_array_equal(flat[2, 24:48], prefix[0, 1, 2].ravel())
+  np.testing.assert_array_equal(flat[2, 48:72], prefix[1, 0, 2].ravel())
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from dprjax.retrieval.measures import check_name, measure, parse_measures
-from dprjax.text.trec import run_from_dict
+from dprjax.text.qrels import read_qrels
+from dprjax.text.trec import read_run, run_from_dict
 from tests.refusals import refused
 
 QRELS = {'q1': {'a': 2, 'b': 1, 'x': 0}, 'q2': {'c': 1}, 'q3': {'d': 0}}
@@ -129,7 +130,8 @@ def test_measures_of_other_providers_break_ties_in_the_same_way():
   ] == {'Compat': pytest.approx(1.0)}
 
 
-@pytest.mark.parametrize(('lowest', 'first'), [(-2, True), (-(2**31), False)])
+@pytest.mark.parametrize('lowest', [-2, -(2**31)])
+@pytest.mark.parametrize('first', [True, False])
 def test_a_query_that_is_judged_below_0_scores_0(lowest, first):
   junk = {'q2': {'a': lowest, 'b': lowest}}
   qrels = {'q1': {'a': 1}} | junk if not first else junk | {'q1': {'a': 1}}
@@ -164,11 +166,45 @@ def test_ids_that_a_provider_would_change():
   assert found['ERR@5'] == {'set-1': 3 / 16, 'other-1': 0.03125, 'no query': 0.0625, 'no_query': 0}
 
 
+def test_equals_ir_measures_on_published_bm25_runs(data_dir):
+  """TREC DL 2020 with graded judgements; ir_measures reads the files itself."""
+  run_file = data_dir / 'msmarco-dl/runs/bm25.dl20.top100.trec'
+  qrels_file = data_dir / 'msmarco-dl/qrels/dl20.tsv'
+  found = measure(
+    read_run(run_file), read_qrels(qrels_file), ['nDCG@10', 'RR(rel=2)@10', 'AP(rel=2)']
+  )
+  qrels = [
+    ir_measures.Qrel(query, doc, int(score))
+    for query, doc, score in (line.split('\t') for line in qrels_file.read_text().splitlines()[1:])
+  ]
+  expected = ir_measures.calc_aggregate(
+    [ir_measures.nDCG @ 10, ir_measures.RR(rel=2) @ 10, ir_measures.AP(rel=2)],
+    qrels,
+    ir_measures.read_trec_run(str(run_file)),
+  )
+  assert found['mean'] == {
+    str(name): pytest.approx(value, abs=1e-12) for name, value in expected.items()
+  }
+
+
+def test_queries_whose_documents_are_dropped_count_as_missing():
+  run = run_from_dict({'q1': {'q1': 1.0}, 'q2': {'c': 1.0}})
+  found = measure(run.keep(~run.same_id()), {'q1': {'a': 1}, 'q2': {'c': 1}}, ['RR@10'])
+  assert found['mean'] == {'RR@10': 0.5} and found['counts']['missing'] == 1
+
+
 @pytest.mark.parametrize(
   'name',
   [
-    *('nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'R@0', 'P(rel)@10', '', 'nAP', 'AP(__import__=1)'),
-    *('R@' + '9' * 5000, 'AP(rel=' + '(' * 5000 + ')', 'nDCG(gains={1: [2]})@5'),
+    *('nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'R@0', 'P(rel)@10', '', 'nAP', 'nAP@0', 'Success'),
+    *('accuracy@10', 'ndcg_cut_10_5', 'AP(rel=0)', 'IPrec(recall=0.101)', 'AP(__import__=1)'),
+    *(
+      'R@' + '9' * 5000,
+      'AP(rel=' + '(' * 5000 + ')',
+      'P(2)@5',
+      'nDCG@1.5',
+      'nDCG(gains={1: [2]})@5',
+    ),
   ],
 )
 def test_unknown_measures(name):
@@ -217,11 +253,20 @@ def test_nap_is_average_precision_over_what_can_be_found():
   [
     ('MRR@10 RR@10 mrr@10 mrr_at_10', 'RR@10'),
     ('NDCG@10 ndcg@10 ndcg_cut_10 ndcg_cut.10 ndcg_at_10', 'nDCG@10'),
+    ('map ap MAP', 'AP'),
     ('map_cut_100 map@100 MAP@100', 'AP@100'),
     ('recall_10 recall@10 recall.10 r@10 Recall@10', 'R@10'),
+    ('P_10 P.10 p@10 precision@10', 'P@10'),
     ('success_1 hit_rate@1 success@1', 'Success@1'),
     ('iprec_at_recall_0.10 iprec@0.1', 'IPrec@0.1'),
-    *(('recip_rank', 'RR'), ('num_rel_ret', 'NumRet(rel=1)'), ('set_recall', 'SetR')),
+    ('nap@10', 'nAP@10'),
+    *(('recip_rank', 'RR'), ('Rprec', 'Rprec'), ('bpref', 'Bpref'), ('ndcg', 'nDCG')),
+    *(
+      ('num_rel_ret', 'NumRet(rel=1)'),
+      ('set_P', 'SetP'),
+      ('set_recall', 'SetR'),
+      ('set_F', 'SetF'),
+    ),
   ],
 )
 def test_other_names_for_the_same(names, here):

@@ -16,12 +16,24 @@ from dprjax.models.adapters.lora import ADAPTER, Lora
 from dprjax.training import dual_encoder
 from dprjax.training.method import Parts
 from tests import reference
-from tests.models.test_artifact import META as artifact_meta
 from tests.options import check_options, with_options
 from tests.refusals import refused
 
 BERT = ('attention/key', 'attention/output', 'attention/query', 'attention/value')
-META = artifact_meta | {'kind': 'lora', 'query_max_length': 8, 'passage_max_length': 16}
+META = {
+  'format': artifact.FORMAT,
+  'version': artifact.VERSION,
+  'kind': 'lora',
+  'backbone': 'tiny',
+  'backbone_sha256': 'a' * 64,
+  'tokenizer_sha256': 'b' * 64,
+  'pooling': 'mean',
+  'normalize': True,
+  'temperature': 0.05,
+  'query_max_length': 8,
+  'passage_max_length': 16,
+  'dprjax_version': '0.1.0',
+}
 
 # The golden files of encoders, and the prefix of names in them.
 FILES = {
@@ -136,14 +148,22 @@ def test_a_file_of_another_backbone(small, tmp_path):
 
 
 @pytest.fixture
-def theirs(golden, write_golden, tmp_path):
+def theirs(golden, tmp_path):
   """``theirs(model)``: the golden arrays, the backbone, and the folder that peft saved."""
 
   def load(name, config=None, tensors=None):
     file, start = FILES[name]
-    own, adapter = golden('lora_models'), tmp_path / f'{name}-lora'
-    adapter.mkdir()
-    base, folder = write_golden(file, start)
+    base, own = golden(file), golden('lora_models')
+    weights = {
+      key.removeprefix(f'{start}weights/'): value.astype(np.float32)
+      for key, value in base.items()
+      if key.startswith(f'{start}weights/')
+    }
+    folder, adapter = tmp_path / name, tmp_path / f'{name}-lora'
+    for path in (folder, adapter):
+      path.mkdir(exist_ok=True)
+    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+    (folder / 'config.json').write_text(base[f'{start}config'].item())
     stored = {
       key.removeprefix(f'{name}/weights/'): value.astype(np.float32)
       for key, value in own.items()
@@ -225,6 +245,30 @@ def test_gradients_are_those_of_peft(name, theirs):
         np.testing.assert_allclose(own / scale, arrays[found] / scale, atol=1e-4, err_msg=found)
         seen += 1
   assert seen == sum(key.startswith(f'{name}/gradients/') for key in arrays)
+
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+@pytest.mark.parametrize('name', FILES)
+def test_peft_gives_the_same_states(name, theirs, tmp_path):
+  """With peft itself, which reads the written adapter."""
+  torch, theirs_peft = pytest.importorskip('torch'), pytest.importorskip('peft')
+  transformers = pytest.importorskip('transformers')
+  arrays, backbone, _ = theirs(name)
+  tokens, mask = arrays['tokens'], arrays['mask']
+  names = sorted({one for _, own in adapters.projections(backbone.config) for one in own})
+  adapter = random(backbone.config, 2, names[1:], std=0.1)
+  arrays_of, meta = lora._export(with_options(prompt__length=2, lora__alpha=1.5), adapter)
+  out = tmp_path / 'ours'
+  peft.write_adapters(out, artifact.Prompt(META | meta, arrays_of), backbone.config, None)
+  kind = transformers.T5EncoderModel if name == 't5' else transformers.AutoModel
+  model = kind.from_pretrained(backbone.path, attn_implementation='eager')
+  model = theirs_peft.PeftModel.from_pretrained(model, out).eval()
+  with torch.no_grad():
+    expected = model(
+      input_ids=torch.tensor(tokens).long(), attention_mask=torch.tensor(mask).long()
+    ).last_hidden_state.numpy()
+  found = vectors(hidden(arrays, backbone, adapter), mask)
+  np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
 
 
 KEY = 'base_model.model.encoder.layer.1.attention.self.query.lora_A.weight'

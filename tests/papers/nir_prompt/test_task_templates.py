@@ -1,10 +1,19 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.papers.nir_prompt import task_templates
+from dprjax.models import encoder, hub
+from dprjax.models.template import bare
+from dprjax.papers.nir_prompt import prompt_encoder, task_templates
 from dprjax.papers.nir_prompt.task_templates import Spec, Specials, TaskTemplates
+from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.text.vector_spec import VectorSpec
+from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused
 
+FORM = '[CLS] P1 text P2 [MASK] [SEP]'
+PAIR = '[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]'
 SPECIALS = Specials((1,), (2, 2), (2,), 4)
 VOCABULARY = 41
 WORDS = {'a query:': (20, 21), 'what is it?': (22, 23, 24), '': ()}
@@ -20,12 +29,76 @@ def make(*specs, masked=True):
   )
 
 
+def rows_of(*texts):
+  """Stored texts, ``[CLS] text [SEP]``, padded."""
+  rows = [[1, *text, 2] for text in texts]
+  length = max(map(len, rows))
+  tokens = np.array([row + [0] * (length - len(row)) for row in rows], np.int32)
+  return tokens, np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows], bool)
+
+
+@pytest.mark.slow
+def test_pairs():
+  made = make(Spec({'pair': PAIR}, {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
+  texts = [
+    bare(*map(jnp.asarray, rows_of(*rows)), 1, 1) for rows in ([(7,), (8, 9)], [(10, 11), (12,)])
+  ]
+  filled = made.fill('pair', texts, 17, jnp.zeros(2, jnp.int32))
+  assert filled.tokens.tolist() == [
+    [1, 41, 7, 2, 2, 42, 43, 10, 11, 2, 2, 22, 23, 24, 4, 2, 0],
+    [1, 41, 8, 9, 2, 2, 42, 43, 12, 2, 2, 22, 23, 24, 4, 2, 0],
+  ]
+  assert not filled.token_types.any() and made.extra('pair') == 13
+  assert (
+    make(Spec({'pair': PAIR}, dict.fromkeys(('pair/P1', 'pair/P2', 'pair/P3'), ''), {})).table([{}])
+    is None
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'pooling', ['mask', *(pytest.param(name, marks=pytest.mark.slow) for name in ('mean', 'cls'))]
+)
+def test_pooling(pooling):
+  made = make(Spec({'query': FORM}, {'query/P1': 'a query:'}, {'query/P2': 1}))
+  tokens, mask = rows_of((7, 4, 8), (9,))
+  filled = made.fill(
+    'query',
+    [bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
+    9,
+    jnp.zeros(2, jnp.int32),
+  )
+  hidden = np.random.default_rng(0).standard_normal((2, 9, 5)).astype(np.float32)
+  expected = {
+    'mask': [hidden[0, 7], hidden[1, 5]],
+    'mean': [hidden[0, 3:6].mean(axis=0), hidden[1, 3]],
+    'cls': [hidden[0, 0], hidden[1, 0]],
+  }[pooling]
+
+  config = hub.scratch_config('tiny', 100)
+
+  def vectors(*ways, which=None):
+    specs = [VectorSpec(*way) for way in ways]
+    states = jnp.asarray(hidden)
+    return task_templates.vectors(config, {}, made, 'query', filled, states, specs, which)
+
+  np.testing.assert_allclose(vectors((pooling,)), expected, rtol=1e-6)
+  both = vectors(('cls',), (pooling, True), which=jnp.array([0, 1]))
+  unit = expected[1] / np.linalg.norm(expected[1])
+  np.testing.assert_allclose(both, [hidden[0, 0], unit], rtol=1e-6)
+  got = vectors((pooling, True))
+  np.testing.assert_allclose(got, [row / np.linalg.norm(row) for row in expected], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
   ('string', 'kind'),
   [
     ('[CLS] P1 text P2 [SEP]', 'query'),
+    ('[CLS] text text [MASK] [SEP]', 'query'),
     ('[CLS] second first [MASK] [SEP]', 'pair'),
+    ('[CLS] text [CLS] [MASK] [SEP]', 'query'),
     ('text [MASK] [SEP]', 'query'),
+    ('', 'query'),
   ],
 )
 def test_bad_template_strings(string, kind):
@@ -72,3 +145,81 @@ def test_label_words(words, message):
   assert task_templates.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
   with refused(message):
     task_templates.label_ids(words, look_up, [0, 3], 'config.template.verbalizer')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('fixed_layers', range(3))
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
+def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, write_checkpoint):
+  arrays = golden('prompt_templates')
+  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
+  config = backbone.config
+  names = {'dialogue': ('P1', 'P2'), 'qa': ('P1', 'P2')}
+  params = {
+    task: {f'query/{part}': from_torch(stored(arrays, f'weights/{task}/{part}/')) for part in parts}
+    for task, parts in names.items()
+  }
+  made = TaskTemplates.make(
+    [
+      Spec({'query': FORM}, {}, {name: len(leaf['embedding']) for name, leaf in of.items()})
+      for of in params.values()
+    ],
+    Specials((5,), (2,), (2,), 4),
+    tokenize,
+    config.vocab_size,
+    config.pad_token_id,
+  )
+  tokens, mask = rows_of((7, 8, 4, 9), (10, 11, 12), (13,), (14, 7))
+  text = bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
+  numbers = jnp.array([0, 1, 1, 0], jnp.int32)
+  expected = arrays[f'{model_type}/mask']
+  filled = made.fill('query', [text], expected.shape[1], numbers)
+  np.testing.assert_array_equal(filled.mask, expected)
+
+  @jax.jit
+  def loss(params):
+    found = prompt_encoder.encode_prompts(
+      {f'{task}/{name}': leaf for task, of in params.items() for name, leaf in of.items()}
+    )
+    vectors = [{name: found[f'{task}/{name}'] for name in of} for task, of in params.items()]
+    hidden = encoder.encode(
+      config,
+      backbone.params,
+      filled.tokens,
+      filled.mask,
+      token_types=filled.token_types,
+      adapter=LearnedTokens(made.table(vectors), fixed_layers),
+    )
+    weights = jnp.cos(jnp.arange(hidden.size, dtype=jnp.float32)).reshape(hidden.shape)
+    return jnp.sum(hidden * weights * expected[:, :, None].astype(np.float32)), hidden
+
+  gradients, hidden = jax.grad(loss, has_aux=True)(params)
+  case = f'{model_type}/{fixed_layers}'
+  np.testing.assert_allclose(
+    hidden[expected], arrays[f'{case}/hidden'][expected], rtol=0, atol=2e-5
+  )
+  checked = 0
+  for task, parts in names.items():
+    for part in parts:
+      gradient = gradients[task][f'query/{part}']
+      theirs = stored(arrays, f'{case}/gradient/{task}/{part}/')
+      scale = 2e-5 * max(1, *(np.abs(leaf).max() for leaf in theirs.values()))
+      if len(theirs) > 1:
+        # The two biases of PyTorch have one gradient; from_torch adds them.
+        theirs = {
+          name: leaf / 2 if '.bias' in name and name.startswith('lstm') else leaf
+          for name, leaf in theirs.items()
+        }
+        for ours, other in zip(
+          jax.tree.leaves(gradient), jax.tree.leaves(from_torch(theirs)), strict=True
+        ):
+          np.testing.assert_allclose(ours, other, rtol=0, atol=scale)
+        checked += 1
+      else:
+        np.testing.assert_allclose(
+          gradient['embedding'], theirs['embedding.weight'], rtol=0, atol=scale
+        )
+  assert checked == (fixed_layers == 1)
+  # The cases differ by far more than the tolerance.
+  others = [arrays[f'{model_type}/{n}/hidden'] for n in range(3) if n != fixed_layers]
+  assert min(np.abs(hidden - other)[expected].max() for other in others) > 0.1
