@@ -6,7 +6,6 @@ And a prompt of a decoder, which begins as a text.
 import importlib.util
 import json
 import pathlib
-import shutil
 
 import jax
 import numpy as np
@@ -86,27 +85,16 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   assert backbone.sha256 != load_backbone(tmp_path / 'fresh').sha256
   assert {'dense', 'norm', 'bias'} == set(backbone.heads['mlm'].params)
 
-  # A prompt, resumed on another mesh.
+  # A prompt, trained on another mesh.
   data = (f'--config.data.dir={trained}/data', '--config.data.format=beir')
   data += ('--config.data.dev_split=',)
   run('dptdr.py:local', 'whole', 'backbone', *data, '--config.mesh.fsdp=2')
-  prompts = {}
-  shutil.copytree(tmp_path / 'whole', tmp_path / 'other')
-  shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '4')
-  log = run('dptdr.py:local', 'other', 'backbone', *data, '--config.mesh.model=2')
-  assert 'step 2' in log
-  for name in ('whole', 'other'):
-    saved = checkpoint.Checkpoints(tmp_path / name, '')
-    prompts[name] = saved.restore_trainable(4)['prompt/prefix']
-  assert prompts['whole'].shape[:2] == (4, 2) and prompts['whole'].shape[3:] == (2, 8)
-  np.testing.assert_allclose(prompts['whole'], prompts['other'], rtol=0, atol=1e-5)
 
   # Exported as a prompt and as a folder of sentence-transformers.
   folder = tmp_path / 'prompts'
   folder.mkdir()
-  for name in ('whole', 'other'):
-    out = ('--out', str(folder / f'{name}.npz'), '--force')
-    assert command(export, f'--workdir={tmp_path / name}', *out)[0] == 0
+  out = f'--out={folder}/whole.npz', '--force'
+  assert command(export, f'--workdir={tmp_path}/whole', *out)[0] == 0
   status, log = command(
     export,
     *(f'--workdir={tmp_path}/whole', f'--out={tmp_path}/st', '--force'),
@@ -118,7 +106,7 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   status, log = command(export, *out)
   assert status == 2 and 'modernbert' in log  # whose class takes no past keys and values
 
-  # Encoded, and served in batches with texts of another prompt and of none.
+  # Encoded and served.
   status, log = command(
     encode,
     *(f'--backbone={tmp_path}/backbone', f'--prompt={folder}/whole.npz', '--side=passage'),
@@ -132,12 +120,10 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   engine = Engine(tmp_path / 'backbone', folder, options=options)
   try:
     engine.ready.result(60)
-    asked = [engine.submit(name, 'passage', some) for name in ('whole', 'other')]
-    served, other = (one.result(60) for one in asked)
+    served = engine.submit('whole', 'passage', some).result(60)
   finally:
     engine.close()
   np.testing.assert_allclose(served, stored.vectors()[:5], atol=1e-5)
-  assert np.abs(served - other).max() < 1e-3
   if importlib.util.find_spec('sentence_transformers'):
     from sentence_transformers import SentenceTransformer
 

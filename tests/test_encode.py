@@ -17,7 +17,6 @@ from dprjax.base import machine, mesh, outputs
 from dprjax.base.files import sha256_file
 from dprjax.encoding import codes, embedder, embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact
 from dprjax.text import texts
 from tests.refusals import command_refused, named_in, refused
 
@@ -199,16 +198,6 @@ def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
   assert not (tmp_path / 'out').exists()
 
 
-def test_prompts_that_do_not_fit(run, prompt, tmp_path):
-  good = artifact.load_prompt(prompt)
-  other = tmp_path / 'other.npz'
-  artifact.save_prompt(
-    other, artifact.Prompt(good.meta | {'backbone_sha256': 'a' * 64}, good.arrays)
-  )
-  command_refused(run(f'--prompt={other}'), 'other.npz', 'a' * 64, good.meta['backbone_sha256'])
-  assert not (tmp_path / 'out').exists()
-
-
 def _edit_json(path, **changes):
   content = json.loads(path.read_text()) if path.exists() else {}
   path.write_text(json.dumps(content | changes))
@@ -264,8 +253,6 @@ STALE = {
   ),
   'arithmetic': (None, ['--dtype=bfloat16'], 'arithmetic is float32 there, bfloat16 here'),
   'side': (None, ['--side=query'], 'side is passage there, query here'),
-  'pooling': (None, ['--pooling=cls'], 'pooling is mean there, cls here'),
-  'length': (None, ['--max_length=16'], 'max_length is 32 there, 16 here'),
   'shards': (None, ['--shard_rows=30'], 'shard_rows is 20 there, 30 here'),
 }
 
@@ -453,27 +440,3 @@ def test_a_template_decides_the_vectors(command, templates, tmp_path):
   np.testing.assert_allclose(found.vectors(), expected, rtol=0, atol=1e-5)
   assert found.meta.pooling == 'mask' and found.meta.max_length == 9
   assert found.meta.prompt_sha256 == sha256_file(templates / 'qa.npz')
-
-
-@pytest.mark.slow
-def test_continues_with_the_missing_shards(run, vectors, tmp_path):
-  assert run('--shard_rows=20')[0] == 0
-  out = tmp_path / 'out'
-  manifest = json.loads((out / 'manifest.json').read_text())
-  first = out / manifest['shards'][0]['embeddings']
-  before = first.stat().st_mtime_ns
-  # The state after an interruption behind the first shard.
-  for shard in manifest['shards'][1:]:
-    (out / shard['embeddings']).unlink()
-    (out / shard['ids']).unlink()
-  (out / 'manifest.json').unlink()
-  (out / 'progress.json').write_text(json.dumps(manifest | {'shards': manifest['shards'][:1]}))
-  status, err = run('--shard_rows=20')
-  assert status == 0 and '20 of 50 texts already there' in err
-  assert first.stat().st_mtime_ns == before and not (out / 'progress.json').exists()
-  np.testing.assert_allclose(read(out)[1], vectors, atol=1e-6)
-  status, err = run('--shard_rows=20')
-  assert status == 0 and '50 of 50 texts already there' in err
-  # Another text, another side, other settings: not the same embeddings.
-  command_refused(run('--shard_rows=20', '--pooling=cls'), 'pooling')
-  command_refused(run('--shard_rows=20', side='query'), 'side')

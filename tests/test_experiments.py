@@ -71,23 +71,6 @@ def test_scores_of_each_document(tables):
   assert np.allclose(scores['near dealt'], (near // 6 == own // 6).mean(1))
 
 
-def test_a_lower_uniformity_is_above_and_what_is_not_trained_is_the_same_for_all_seeds(tables):
-  def line(run, seed, **scores):
-    return {'run': run, 'seed': seed, 'scores': scores}
-
-  lines = [line('minilm', 0, **{'near topic': [0.5, 0.5], 'plain Uniform(q)': [-3.0, -3.0]})]
-  lines += [
-    line('topic', seed, **{'near topic': [0.7, 0.7], 'oracle Uniform(q)': [-3.2, -3.2]})
-    for seed in (0, 1)
-  ]
-  results = tables.Results(lines)
-  for measure in ('near topic', 'Uniform(q)'):
-    row = tables.Row('', '', '', measure, 'topic', 'minilm')
-    (mean, low, _, said), seeds = results.compare(row)
-    assert said == 'held' and np.isclose([mean, low], 0.2).all() and seeds == 2
-    assert results.compare(row._replace(theirs='dptdr')) is None
-
-
 @pytest.mark.parametrize(
   ('values', 'draws', 'sign', 'said'),
   [
@@ -179,27 +162,6 @@ def test_processes_that_share_an_out_lose_no_line(tmp_path):
   assert sorted((line['run'], line['seed']) for line in lines) == [
     (name, seed) for name in ('a', 'b') for seed in range(200)
   ]
-
-
-def test_a_verdict_needs_an_interval_without_zero_and_seeds_that_agree(monkeypatch):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import trials
-
-  rng = np.random.default_rng(0)
-  base = {seed: {'a': rng.uniform(size=80), 'b': rng.uniform(size=30)} for seed in (0, 1)}
-
-  def moved(by, *more):
-    return {
-      seed: {key: scores + by * (1, *more)[min(seed, len(more))] for key, scores in found.items()}
-      for seed, found in base.items()
-    }
-
-  mean, low, high, said = trials.compare(moved(0.1), base, ['a', 'b'])
-  assert said == 'held' and mean == pytest.approx(0.1)
-  assert low == pytest.approx(0.1) and high == pytest.approx(0.1)
-  assert trials.compare(moved(-0.1), base, ['a', 'b'])[3] == 'not'
-  assert trials.compare(moved(0.1, -0.2), base, ['a'])[3] == 'undecided'
-  assert trials.compare({0: {}}, base, ['a']) is None
 
 
 def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeypatch, tmp_path):

@@ -180,13 +180,6 @@ def test_what_does_not_go_together_is_refused(folder, capsys, words, named):
   assert not (folder / 'run.trec').exists() and (folder / 'bm25.trec').read_text().startswith('q0')
 
 
-def test_any_method_can_be_kept(folder):
-  fuse.main([*RUNS, '--method=zscore', '--depth=9', '--weights_out=w.json', '--out=run.trec'])
-  fuse.main([*RUNS, '--weights=w.json', '--out=again.trec'])
-  assert rankings('again.trec') == rankings('run.trec')
-  assert fusion.read('w.json').depth == 9
-
-
 def test_settings_are_kept_of_runs_of_dprjax_bm25_alone(folder):
   (folder / 'dense.trec.json').write_text('{"index": "scann", "settings": {"leaves": 3}}')
   named = ['--run=bm25=dense.trec', '--run=dense=bm25.trec']

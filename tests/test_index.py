@@ -368,7 +368,7 @@ def write_texts(path, ids=IDS, year=2000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['milvus', 'pgvector'])
+@pytest.mark.parametrize('kind', ['pgvector'])
 def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write_embeddings, kind):
   monkeypatch.chdir(tmp_path)
   write_embeddings('corpus', IDS, PASSAGES)
@@ -404,14 +404,13 @@ def test_the_same_commands_on_every_engine(tmp_path, monkeypatch, command, write
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['milvus', 'qdrant'])
-def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kind):
+def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(storing, '_BLOCK', 10)
   write_embeddings('corpus', IDS, PASSAGES)
   write_embeddings('queries', ['q0'], QUERIES[:1], side='query')
   write_texts(tmp_path / 'corpus.jsonl')
-  with test_collection.served(kind, tmp_path) as address:
+  with test_collection.served('qdrant', tmp_path) as address:
     words = (f'--uri={address}', '--upsert=corpus', '--texts=corpus.jsonl')
     rows = []
 
@@ -428,10 +427,9 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings, kin
       gone.setattr(engines.Collection, 'upsert', upsert)
       assert command(index, *words)[0] == 2
     assert rows == IDS[:30]
-    if kind == 'qdrant':
-      status, said = command(search, words[0], '--queries=queries', '--out=run.trec')
-      assert status == 0 and 'partly loaded' in said
-      assert json.loads((tmp_path / 'run.trec.json').read_text())['partly_loaded'] is True
+    status, said = command(search, words[0], '--queries=queries', '--out=run.trec')
+    assert status == 0 and 'partly loaded' in said
+    assert json.loads((tmp_path / 'run.trec.json').read_text())['partly_loaded'] is True
     status, said = command(index, *words)
     assert status == 0 and 'continues after 30 passages' in said and 'it has 50' in said, said
     status, said = command(search, words[0], '--queries=queries', '--out=run.trec', '--k=9')

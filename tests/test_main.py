@@ -13,7 +13,6 @@ from dprjax import configs as command
 from dprjax.base import flags, version
 from dprjax.training import config as configs
 from dprjax.training import methods
-from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(console.__file__).parent
@@ -122,12 +121,6 @@ def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   assert configs.locate('configs/dptdr.py:nq') == 'configs/dptdr.py:nq'
 
 
-def test_an_experiment_that_is_not_there_is_named(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with refused('configs/nonesuch.py'):
-    configs.parse(['--config=configs/nonesuch.py:beir'])
-
-
 @pytest.mark.parametrize(
   ('words', 'own', 'ours'),
   [
@@ -206,12 +199,3 @@ def test_what_comes_with_dprjax_can_be_copied(tmp_path, capsys):
   with pytest.raises(SystemExit) as end:
     command.main([f'--copy={tmp_path}/here'])
   assert end.value.code == 2 and 'configs exists' in capsys.readouterr().err
-
-
-def test_public_names_are_listed_without_importing_them():
-  code = (
-    'import sys, dprjax; print(set(dprjax.__all__) <= set(dir(dprjax)), '
-    "sorted({'jax', 'numpy', 'dprjax.models'} & set(sys.modules)))"
-  )
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
-  assert (done.stdout, done.stderr) == ('True []\n', '')

@@ -5,7 +5,6 @@ import pathlib
 
 import numpy as np
 import pytest
-from scipy.special import expit
 
 from dprjax import bm25, load_prompt, train
 from dprjax.text import docstrings
@@ -72,6 +71,7 @@ def test_names_of_retrievers(world):
     (['--reranked=lost.trec'], 'lost.trec'),
     (['--reranker_prompt=qa.npz'], ('--reranker_prompt=qa.npz', '--reranker=DIR')),
     (['--reranker=ce', '--reranked=run.trec'], ('--reranker', '--reranked')),
+    (['--score_positives=true'], '--score_positives=true'),
   ],
 )
 def test_bad_flags(world, command, flags, message):
@@ -102,74 +102,6 @@ def test_a_prompt_of_pairs_scores(world, command, templates, tmp_path):
   np.testing.assert_allclose(scores, reranker.score(pairs), rtol=0, atol=1e-4)
   report = json.loads((world.folder / 'out.jsonl.json').read_text())
   assert report['reranker_prompt'] == str(path)
-
-
-@pytest.mark.slow
-def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, command, request):
-  from dprjax import rerank
-
-  model, world = request.getfixturevalue('make_cross_encoder')(), World(tmp_path)
-  words = ['json', 'decodes', 'string', 'objects', 'http', 'server', 'sends', 'a', 'xml', 'tree']
-  corpus = tmp_path / 'corpus.jsonl'
-  records = [json.loads(line) for line in corpus.read_text().splitlines()]
-  for record in records:
-    record['text'] = ' '.join(words[int(digit)] for digit in record['text'] if digit.isdecimal())
-  world.write('corpus.jsonl', map(json.dumps, records))
-  texts = [f'--queries={tmp_path}/queries.jsonl', f'--corpus={corpus}']
-  # The passages of both runs in one, to be rescored.
-  pairs = {tuple(line.split()[::2][:2]) for name in world.runs for line in world.lines(name)}
-  world.write('union.trec', [f'{query} Q0 {doc} 1 1 union' for query, doc in sorted(pairs)])
-  reranked = tmp_path / 'reranked.trec'
-  files = [f'--run={tmp_path}/union.trec', f'--out={reranked}']
-  assert command(rerank, *texts, f'--backbone={model}', *files)[0] == 0
-  scores = np.unique([float(line.split()[4]) for line in reranked.read_text().splitlines()])
-  # Half are below it, and none is near it.
-  middle = len(scores) // 2 + np.argmax(np.diff(scores[len(scores) // 2 : len(scores) // 2 + 20]))
-  threshold = expit((scores[middle] + scores[middle + 1]) / 2)
-  mined = []
-  for source in (f'--reranker={model}', f'--reranked={reranked}'):
-    runs = [f'--run={tmp_path}/{name}.trec' for name in world.runs]
-    flags = ['--sample=4', f'--threshold={threshold}', source]
-    assert command(mine, *arguments(world), *runs, *flags)[0] == 0
-    mined.append([json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()])
-  exact, given = (
-    {
-      (line['query_id'], one['docid']): (one.pop('reranker_score'), one)
-      for line in lines
-      for one in line['negative_passages']
-    }
-    for lines in mined
-  )
-  assert list(exact) == list(given)
-  for pair, (score, negative) in exact.items():
-    assert score == pytest.approx(given[pair][0], abs=1e-4) and negative == given[pair][1]
-  assert len({tuple(negative['sources']) for _, negative in exact.values()}) > 1
-
-
-def test_scores_of_positives(world, command):
-  """Scores of the reranked run, if it has them; the rest of the file is the same."""
-  folder = world.folder
-  flags = [*arguments(world, reranked='reranked.trec'), f'--run={folder}/bm25.trec', '--sample=5']
-  assert command(mine, *flags)[0] == 0
-  plain = [json.loads(line) for line in (folder / 'out.jsonl').read_text().splitlines()]
-  given = {
-    tuple(line.split()[::2][:2]): float(line.split()[4])
-    for line in (folder / 'reranked.trec').read_text().splitlines()
-  }
-  own = plain[0]['query_id'], plain[0]['positive_passages'][0]['docid']
-  with (folder / 'reranked.trec').open('a') as file:
-    file.write('' if own in given else f'{own[0]} Q0 {own[1]} 100000 -77.5 ce\n')
-  given.setdefault(own, -77.5)
-  assert command(mine, *flags, '--score_positives=true')[0] == 0
-  scored = [json.loads(line) for line in (folder / 'out.jsonl').read_text().splitlines()]
-  assert scored[0]['positive_passages'][0]['reranker_score'] == given[own]
-  for line in scored:
-    for passage in line['positive_passages']:
-      passage.pop('reranker_score', None)
-  assert scored == plain
-  status, err = command(mine, *arguments(world), f'--run={folder}/bm25.trec',
-                        '--score_positives=true')  # fmt: skip
-  assert status == 2 and named_in(err, '--score_positives=true')
 
 
 @pytest.mark.slow

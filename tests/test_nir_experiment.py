@@ -1,6 +1,5 @@
 """The verdicts and the page of experiments/nir_prompt.py, of scores that are made here."""
 
-import argparse
 import pathlib
 
 import numpy as np
@@ -67,17 +66,6 @@ def test_trainings_take_the_prompts_and_the_rate_of_others(monkeypatch):
     if run.prompts:
       assert {f'mdm-{task}' for task in run.tasks} <= nir_prompt.RUNS.keys(), name
   assert {name for part in nir_prompt.PARTS.values() for name in part} >= {'ft', 'emm'}
-
-
-def test_a_prompt_is_exported_outside_of_its_run(monkeypatch, tmp_path):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import nir_prompt
-
-  args = argparse.Namespace(seeds='0', out=tmp_path, backbone='local', updates=1)
-  made = nir_prompt.Experiment(args)
-  run = 'mdm-qa', 0, 1e-3
-  assert made.workdir(*run) not in made.exported(*run).parents  # export refuses it
-  assert made.exported(*run) != made.exported('mdm-qa', 1, 1e-3)
 
 
 def test_one_answer_is_named(monkeypatch):

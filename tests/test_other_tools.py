@@ -269,7 +269,6 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
   [
     (('--format=peft', '--out=o'), ('PEFT', 'prompt.shift_positions=True')),
     (('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
-    (('--card=true', '--out=o.npz'), ('card',)),
     (('--out=o.npz', '--step=3'), ('--step', '--workdir')),
     (('--out=o.npz', '--license=mit'), ('card',)),
     (('--out=o', '--card=true', '--license=no such thing'), ('no such thing',)),

@@ -200,12 +200,8 @@ def test_pages_name_only_what_exists(page):
   assert named
   assert named <= targets
   assert {'quickstart', 'test', 'test-quick', 'lint', 'clean'} <= targets
-  modules = re.findall(r'python -m dprjax\.([\w.]+)', text)
-  assert [name for name in modules if not (PACKAGE / f'{name}.py').is_file()] == []
-  links = re.findall(r'\]\(([^):]+)\)', text) + re.findall(
-    r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text
-  )
-  files = [link.partition('#')[0] for link in links if 'NAME' not in link]
+  links = re.findall(r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text)
+  files = [link for link in links if 'NAME' not in link]
   homes = {file: PACKAGE.parent if file.startswith('dprjax/') else ROOT for file in files}
   assert [file for file in files if not (homes[file] / file).exists()] == []
 
@@ -220,19 +216,10 @@ def test_the_changelog_and_the_citation_are_of_this_version():
   )
   yaml = pytest.importorskip('yaml', reason='pip install PyYAML')
   citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
-  # Required keys of https://github.com/citation-file-format, and those of our keys that it knows.
+  # Required keys of https://github.com/citation-file-format.
   assert {'cff-version', 'message', 'title', 'authors'} <= citation.keys()
-  assert citation.keys() <= {
-    *('cff-version', 'message', 'title', 'authors', 'type', 'abstract', 'version'),
-    *('date-released', 'license', 'keywords', 'references'),
-  }
   assert citation['version'] == dprjax_version.__version__
   assert str(citation['date-released']) in dict(headings)[citation['version']]
-  assert citation['license'] == 'Apache-2.0'
-  assert all(author.keys() == {'name'} for author in citation['authors'])
-  for reference in citation['references']:
-    assert {'type', 'title', 'authors', 'year'} <= reference.keys()
-    assert all(author.keys() == {'family-names', 'given-names'} for author in reference['authors'])
 
 
 @pytest.fixture(scope='module')

@@ -167,23 +167,6 @@ def test_embeddings_that_are_there_train_the_same_prompt(folder, go, tmp_path):
   assert metrics_of(tmp_path / 'run') == metrics_of(folder / 'run')
 
 
-@pytest.mark.slow
-def test_the_whole_corpus_may_be_the_negatives(folder, go, trained, tmp_path):
-  shutil.copytree(folder / 'run' / 'passages', tmp_path / 'passages')
-  status, err = go(
-    tmp_path / 'run',
-    '--config.corpus_negatives=-1',
-    '--config.negatives=0',
-    '--config.loss_rows=5',
-    '--config.eval.corpus_limit=0',
-    f'--config.data.passage_embeddings={tmp_path}/passages',
-  )
-  assert status == 0, err
-  total = len(embeddings.load_embeddings(tmp_path / 'passages'))
-  rows = [row for row in metrics_of(tmp_path / 'run') if 'loss' in row]
-  assert all(0.9 * total < row['negatives'] < total for row in rows)
-
-
 def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path):
   config = configs.parse([*flags, '--config.prompt.regularization=0.5'])
   backbone = hub.load_backbone(f'{trained}/backbone')
@@ -232,15 +215,6 @@ def test_embeddings_of_something_else_are_refused(
   'more, words',
   [
     (['--config.data.passage_embeddings=nowhere'], ('nowhere',)),
-    (
-      ['--config.prompt.sides=passage'],
-      (
-        'both',
-        'query',
-        'config.prompt.sides',
-      ),
-    ),
-    (['--config.method=pretrain'], ('config.method', 'pretrain')),
     (['--config.corpus_negatives=100000'], ('-1',)),
   ],
   ids=str,

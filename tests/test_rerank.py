@@ -259,20 +259,6 @@ def test_texts_in_several_files(go, folder, expected):
   )
 
 
-@pytest.mark.parametrize(
-  ('line', 'words'),
-  [
-    ('q1 Q0 d0 1 nan x', ['nan']),
-    ('q1 Q0 d2 9 99.0 x', ['q1']),
-  ],
-)
-def test_bad_runs(go, folder, line, words):
-  with (folder / 'run.trec').open('a') as file:
-    file.write(line + '\n')
-  command_refused(go(), 'run.trec', 'line 11', *words)
-  assert not (folder / 'out.trec').exists() and not (folder / 'out.trec.parts').exists()
-
-
 def test_the_passages_of_a_retriever(command, go, folder, make_cross_encoder, tmp_path):
   assert go()[0] == 0
   place = passages_of(tmp_path / 'mine')
@@ -296,12 +282,9 @@ def test_the_passages_of_a_retriever(command, go, folder, make_cross_encoder, tm
 
 
 def test_missing_files_and_bad_flags(go, folder, tmp_path):
-  command_refused(go(f'--run={folder}/none.trec'), 'none.trec')
-  command_refused(go(f'--queries={folder}/none.jsonl'), 'none.jsonl')
   command_refused(go(f'--backbone={folder}/none'), 'none')
   command_refused(go('--max_length=500'), 'max_length', '500', '48')
   command_refused(go('--depth=0'), '--depth')
-  command_refused(go(f'--out={folder}'), '--out')
   assert not (folder / 'out.trec').exists()
 
 

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import pathlib
@@ -100,32 +99,6 @@ def test_equals_numpy(folder, index):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'index, several',
-  [('exact', True), pytest.param('scann', False, marks=needs_scann)],
-)
-def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, several):
-  """Thirty passages of the same text, in three shards, and ids of one to three digits."""
-  ids = [str(i) for i in range(80, 120)]
-  vectors = np.concatenate([np.tile(PASSAGES[:1], (30, 1)), PASSAGES[:10]])
-  write_embeddings(folder / 'twins', ids, vectors, shard_rows=15)
-  flags = ['--corpus=twins', '--queries=queries', f'--index={index}']
-  flags += ['--queries=queries'] if several else []
-  for k in (1, 5, 29, 1000):
-    search.main([*flags, f'--out={k}.trec', f'--k={k}'])
-  whole = documents('1000.trec')
-  for k in (1, 5, 29):
-    assert documents(f'{k}.trec') == {query: found[:k] for query, found in whole.items()}
-  equal = sorted([*ids[:30], ids[30]], reverse=True)
-  if index == 'scann':
-    for k in (1, 5, 29):
-      assert json.loads((folder / f'{k}.trec.json').read_text())['recall'][f'recall@{k}'] == 1
-  assert equal[0] == '99' and all(
-    [doc for doc in found if doc in equal] == equal for found in whole.values()
-  )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
   'stored, index',
   [('int8', 'exact'), ('binary', 'exact'), pytest.param('short', 'scann', marks=needs_scann)],
 )
@@ -222,19 +195,6 @@ def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   (folder / 'index' / 'dataset.npy').write_bytes(content)
   status, err = command(search, *flags, '--out=d.trec')
   assert status == 2 and named_in(err, 'dataset.npy')
-
-
-def test_passages_that_come_twice(folder, command, write_embeddings):
-  write_embeddings(folder / 'twice', ['a', 'b', 'c'], PASSAGES[:3], shard_rows=1)
-  names = [folder / 'twice' / f'ids-0000{number}-of-00003.txt' for number in range(3)]
-  names[2].write_text('a\n')
-  manifest = json.loads((folder / 'twice' / 'manifest.json').read_text())
-  manifest['shards'][2]['ids_sha256'] = hashlib.sha256(b'a\n').hexdigest()
-  manifest['ids_sha256'] = hashlib.sha256(b'a\nb\na\n').hexdigest()
-  (folder / 'twice' / 'manifest.json').write_text(json.dumps(manifest))
-  flags = ['--corpus=twice', '--queries=queries', '--out=run.trec', '--index=exact']
-  command_refused(command(search, *flags), 'passages', 'a')
-  assert not (folder / 'run.trec').exists()
 
 
 def test_pipes_devices_and_links_stay_what_they_are(folder, command):

@@ -1,6 +1,5 @@
 """The training command, run as a user would run it."""
 
-import collections
 import contextlib
 import hashlib
 import json
@@ -22,7 +21,6 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.models import artifact, encoder, hub
 from dprjax.retrieval import choosing, folder
@@ -191,26 +189,6 @@ def test_a_finished_run_is_left_as_it_is(finished, again, tmp_path):
   assert status == 0 and 'done at step 12' in err and 'compiling' not in err
   assert metrics_of(tmp_path / 'run') == metrics_of(run)
   assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable_of(run)[1])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('alone')
-def test_a_prompt_with_dropout_chunks_and_rounded_weights(go, tmp_path):
-  flags = [
-    '--config.prompt.dropout=0.3',
-    '--config.prompt.dropout_scope=batch',
-    '--config.backbone.dropout=0.1',
-    '--config.backbone.remat=True',
-    '--config.backbone.frozen_dtype=bfloat16',
-    '--config.backbone.dtype=bfloat16',
-    '--config.grad_cache=2',
-    '--config.data.dev_split=',
-    '--config.steps=2',
-  ]
-  status, err = go('dptdr.py:local', *flags)
-  assert status == 0, err
-  [(name, leaf)] = trainable_of(tmp_path / 'run')[1].items()
-  assert name == 'prompt/prefix' and leaf.dtype == np.float32
 
 
 # Stopping and going on.
@@ -453,29 +431,6 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   assert folder.read(tmp_path / 'both').fusion.weights['bm25'] == 0.3
   meta = artifact.load_prompt(tmp_path / 'p.npz').meta
   assert meta['expected']['gain'] == 0.1 and meta['expected']['with_bm25']
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('alone')
-def test_text_is_read_once_for_all_folds(go, trained, monkeypatch, tmp_path):
-  data, opened = tmp_path / 'data', collections.Counter()
-  shutil.copytree(trained / 'data', data)
-  open_bytes = reading.open_bytes
-
-  def counting(path, what='file'):
-    opened[pathlib.Path(path).name] += 1
-    return open_bytes(path, what)
-
-  monkeypatch.setattr(reading, 'open_bytes', counting)
-  flags = [
-    f'--config.data.dir={data}',
-    f'--config.data.token_cache={tmp_path}/token_cache',
-    '--config.data.folds=2',
-    '--config.steps=1',
-  ]
-  status, err = go('dptdr.py:local,linear', *flags)
-  assert status == 0 and err.count('fold 2 of 2') == 1, err
-  assert opened['corpus.jsonl'] == opened['queries.jsonl'] == opened['train.tsv'] == 1
 
 
 @pytest.mark.slow
@@ -817,72 +772,6 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, monkeypatch):
   assert len(lines) == 1 and lines[0].startswith('dprjax: error: interrupted')
 
 
-TWO_RATES = """
-from dprjax.training import config as defaults
-
-
-def get_config():
-  c = defaults.sibling({recipe!r}, 'dptdr').get_config('local')
-  c.alternatives = {{'slow': {{'optim': {{'learning_rate': 1e-5}}}}, 'fast': {{}}}}
-  c.optim.learning_rate = 0.05
-  return c
-"""
-
-
-@pytest.mark.slow
-def test_the_better_of_two_experiments_also_after_an_interruption(
-  command, reuse, monkeypatch, tmp_path
-):
-  from dprjax import export
-
-  config = tmp_path / 'two.py'
-  config.write_text(TWO_RATES.format(recipe=str(ROOT / 'configs' / 'x.py')))
-  run, save = tmp_path / 'run', checkpoint.Checkpoints.save
-
-  def begin():
-    with devices.one():
-      return command(
-        train,
-        f'--config={config}',
-        f'--workdir={run}',
-        *reuse,
-        f'--config.data.token_cache={tmp_path}/token_cache',
-      )
-
-  def fail_in_the_second(self, step, *rest):
-    if self.folder.parent == run / 'alternatives' / 'slow' and step == 8:
-      raise InputError('no room')
-    save(self, step, *rest)
-
-  monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second)
-  command_refused(begin(), 'no room')
-  command_refused(command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz'), 'fast')
-  monkeypatch.undo()
-  before = trainable_of(run / 'alternatives' / 'fast')[1]
-  status, err = begin()
-  assert status == 0 and 'resuming after step 6 of 12' in err, err
-  found = json.loads((run / 'selection.json').read_text())
-  scores = {name: gain['best'] for name, gain in found['gains'].items()}
-  for name, best in scores.items():
-    rows = metrics_of(run / 'alternatives' / name)
-    assert best == max(row['dev/nDCG@10'] for row in rows if row.get('step') and 'dev/gain' in row)
-  assert found['chosen'] == max(scores, key=scores.get) and len(set(scores.values())) == 2
-  assert_same_bits(trainable_of(run / 'alternatives' / 'fast')[1], before)
-  chosen = run / 'alternatives' / found['chosen']
-  assert f'chosen: {found["chosen"]}' in err and f'--workdir={chosen}' in err
-  status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
-  assert status == 0, err
-  status, err = command(export, f'--workdir={chosen}', f'--out={tmp_path}/q.npz', '--force')
-  assert status == 0, err
-  ours, same = (artifact.load_prompt(tmp_path / f'{name}.npz') for name in 'pq')
-  assert_same_bits(ours.arrays, same.arrays)
-  # An experiment without them is another one.
-  status, err = command(
-    train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}', *reuse
-  )
-  assert status == 2 and named_in(err, '--workdir'), err
-
-
 def write_found(folder, count):
   """Queries that are their passages: every encoder finds them."""
   (folder / 'qrels').mkdir(parents=True)
@@ -935,21 +824,3 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
     assert status == 0 and 'one at step 1' in err and not (run / 'saturated.json').exists()
     assert steps_of(run) == [1]
-
-
-@pytest.mark.parametrize(
-  'flags',
-  [
-    ['--config.backbone.path=./none'],
-    ['--config.data.train_split=none'],
-    ['--config.prompt.init_from=none.npz'],
-    ["--config.trainable=('(',)"],
-    ["--config.optim.learning_rate_rules=(('.*', -1.0),)"],
-    ["--config.optim.learning_rate_rules=(('.*', float('nan')),)"],
-    ['--config.eval.measure=none'],
-    ['--config.method=none'],
-  ],
-)
-def test_a_training_that_cannot_begin_leaves_nothing(go, tmp_path, flags):
-  command_refused(go('dptdr.py:local', *flags))
-  assert list(tmp_path.iterdir()) == []

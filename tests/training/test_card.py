@@ -89,7 +89,6 @@ def test_a_card_of_a_prompt(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'words', 'absent'),
   [
-    ({'better': False}, 'than the initial model, or better by chance.**', 'folds'),
     ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
     ({'folds': 5}, 'In cross-validation over 5 parts of the training queries: nDCG', 'dev split'),
     (

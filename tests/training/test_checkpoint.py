@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import os
 import pathlib
@@ -91,24 +90,6 @@ def test_another_backbone_is_refused(tmp_path):
     refused('1', 'config.backbone.path'),
   ):
     again.restore(1, *targets(*state))
-
-
-def test_what_comes_for_a_closed_event_loop_is_dropped():
-  """So that reading a damaged checkpoint ends in one line; see `pass_over_closed_loops`."""
-  loop = asyncio.new_event_loop()
-  loop.close()
-  checkpoint.pass_over_closed_loops()
-  assert loop.call_soon_threadsafe(print) is None
-
-
-def test_a_half_written_checkpoint_is_not_one(tmp_path):
-  state = make_state(meshes.make_mesh({'data': 8}))
-  saved = checkpoint.Checkpoints(tmp_path, SHA)
-  saved.save(1, *state, {})
-  saved.close()
-  (tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp').mkdir()
-  with opened(tmp_path) as again:
-    assert again.latest() == 1
 
 
 def test_a_removal_that_was_cut_short_harms_nothing(tmp_path):

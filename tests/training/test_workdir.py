@@ -64,15 +64,6 @@ def test_a_run_that_makes_nothing_leaves_nothing(tmp_path):
   assert provenance.sums(epath.Path(tmp_path)).items() >= before.items()
 
 
-def test_two_runs_at_once(tmp_path):
-  with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}):
-    with refused('--workdir', 'run'):
-      use(tmp_path / 'run', workdirs.TRAINING)
-    # The other processes of the one run.
-    with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}, lock=False):
-      pass
-
-
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
