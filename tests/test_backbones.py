@@ -4,7 +4,6 @@ And a prompt of a decoder, which begins as a text.
 """
 
 import importlib.util
-import json
 import pathlib
 
 import jax
@@ -132,42 +131,27 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_prompt_of_a_decoder_begins_as_a_text_and_is_trained(trained, tmp_path, command):
+def test_a_prompt_of_a_decoder_begins_as_a_text(trained, tmp_path, command):
   keys = {'num_key_value_heads': 1, 'head_dim': 8}
   write_backbone(tmp_path / 'qwen3', trained / 'backbone', 'qwen3', 'lasttoken', **keys)
   backbone = load_backbone(tmp_path / 'qwen3')
   assert backbone.config.causal
-  losses, prompts = {}, {}
-  # An evaluation of one is enough.
-  for name, rate, *more in (('still', 1e-30, '--config.data.dev_split='), ('moved', 1e-2)):
-    status, log = command(
-      train,
-      f'--config={ROOT}/configs/dptdr.py:local',
-      *(f'--workdir={tmp_path / name}', f'--config.backbone.path={tmp_path}/qwen3'),
-      *(f'--config.data.dir={trained}/data', '--config.data.format=beir'),
-      *(
-        '--config.steps=3',
-        '--config.log_every=1',
-        '--config.checkpoint.every=3',
-        '--config.eval.every=3',
-      ),
-      *(f'--config.optim.learning_rate={rate}', '--config.optim.warmup=0', *more),
-    )
-    assert status == 0, log
-    prompts[name] = checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(3)[
-      'prompt/prefix'
-    ]
-    rows = [json.loads(line) for line in (tmp_path / name / 'metrics.jsonl').open()]
-    losses[name] = [row['loss'] for row in rows if 'loss' in row]
+  status, log = command(
+    train,
+    f'--config={ROOT}/configs/dptdr.py:local',
+    *(f'--workdir={tmp_path}/run', f'--config.backbone.path={tmp_path}/qwen3'),
+    *(f'--config.data.dir={trained}/data', '--config.data.format=beir', '--config.steps=3'),
+    *('--config.optim.learning_rate=1e-30', '--config.optim.warmup=0'),
+  )
+  assert status == 0, log
+  found = checkpoint.Checkpoints(tmp_path / 'run', '').restore_trainable(3)['prompt/prefix']
   # 'auto' is the default, and a text where tokens see only earlier ones.
-  start = training.start_text(stored_config.load_workdir(tmp_path / 'still'), backbone.config)
+  start = training.start_text(stored_config.load_workdir(tmp_path / 'run'), backbone.config)
   (tokens,) = tokenizing.load_tokenizer(backbone.path).encode_bare([start]).values()
-  tokens = np.resize(tokens, prompts['still'].shape[2])
+  tokens = np.resize(tokens, found.shape[2])
   expected = encoder.keys_and_values(backbone.config, backbone.params, tokens)
-  assert prompts['still'].shape == expected.shape and expected.shape[3:] == (1, 8)
+  assert found.shape == expected.shape and expected.shape[3:] == (1, 8)
   # Its keys are turned to the places before the input, so their lengths stay.
-  np.testing.assert_allclose(prompts['still'][:, 1], expected[:, 1], rtol=0, atol=1e-5)
-  lengths = [np.linalg.norm(one[:, 0], axis=-1) for one in (prompts['still'], expected)]
+  np.testing.assert_allclose(found[:, 1], expected[:, 1], rtol=0, atol=1e-5)
+  lengths = [np.linalg.norm(one[:, 0], axis=-1) for one in (found, expected)]
   np.testing.assert_allclose(*lengths, rtol=1e-4)
-  assert np.abs(prompts['moved'] - prompts['still']).max() > 1e-3
-  assert np.isfinite(losses['moved']).all() and losses['moved'][0] == losses['still'][0]

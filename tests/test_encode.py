@@ -251,8 +251,6 @@ STALE = {
     [],
     "prefix is '' there, 'about ' here",
   ),
-  'arithmetic': (None, ['--dtype=bfloat16'], 'arithmetic is float32 there, bfloat16 here'),
-  'side': (None, ['--side=query'], 'side is passage there, query here'),
   'shards': (None, ['--shard_rows=30'], 'shard_rows is 20 there, 30 here'),
 }
 

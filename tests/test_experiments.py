@@ -205,7 +205,7 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
-def test_an_experiment_trains_measures_and_goes_on(trained, monkeypatch, tmp_path, capsys):
+def test_an_experiment_trains_measures_and_goes_on(trained, monkeypatch, tmp_path):
   """A small setting and backbone: the floors, the best of two rates, tables, the kept ledger."""
   monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
   import gain
@@ -246,20 +246,12 @@ def test_an_experiment_trains_measures_and_goes_on(trained, monkeypatch, tmp_pat
   )
   assert all(len(lines[run]['scores']['nDCG@10']) == 6 for run in ('tiny/frozen', 'small/linear'))
   assert '| small | 6 |' in (tmp_path / 'out' / 'results.md').read_text()
-  # The ledger is kept; the same command finds all runs in it, and made again they are the same.
+  # The ledger is kept; the same command finds all runs in it.
   trials.keep(tmp_path / 'out', tmp_path / 'gain.jsonl', gain.Experiment(args).settings)
   monkeypatch.setattr(systems, 'train', None)
   args.again, args.out = False, str(tmp_path / 'other')
   gain.Experiment(args).go()
   assert trials.ledger(tmp_path / 'other') == trials.ledger(tmp_path / 'out')
-  capsys.readouterr()
-  args.again, args.out = True, str(tmp_path / 'out')
-  gain.Experiment(args).go()
-  said = capsys.readouterr().out
-  assert all(
-    f'{run}, seed 0: nDCG@10' in said for run in ('tiny/bm25', 'tiny/frozen', 'small/linear')
-  )
-  assert said.count('(+0.0000; commit') == 3
 
 
 def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path):
@@ -335,15 +327,6 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
 
 @pytest.mark.slow
 def test_data_sets_that_are_not_there_are_named(monkeypatch, tmp_path):
-  done = subprocess.run(
-    [sys.executable, 'prompt_tuning.py', f'--data={tmp_path}', f'--out={tmp_path}/out'],
-    cwd=ROOT / 'experiments',
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 1 and 'Traceback' not in done.stderr
-  assert f'{tmp_path}/scifact/qrels/train.tsv' in done.stderr and '--data' in done.stderr
   monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
   import gain_sets
 

@@ -224,10 +224,7 @@ def test_the_changelog_and_the_citation_are_of_this_version():
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
-  """The names of the files in the sdist and, made from it, in the wheel; two files of the latter.
-
-  These are its entry points and its METADATA.
-  """
+  """The names of the files in the sdist and, made from it, in the wheel; its entry points."""
   if not (ROOT / 'dprjax').is_dir():
     pytest.skip('what was installed is tested, without its sources')
   pytest.importorskip('build', reason='pip install build')
@@ -249,10 +246,8 @@ def built(tmp_path_factory):
   with tarfile.open(folder / f'{stem}.tar.gz') as archive:
     source = {name.removeprefix(f'{stem}/') for name in archive.getnames()}
   with zipfile.ZipFile(folder / f'{stem}-py3-none-any.whl') as archive:
-    entry, metadata = (
-      archive.read(f'{stem}.dist-info/{name}').decode() for name in ('entry_points.txt', 'METADATA')
-    )
-    return source, set(archive.namelist()), entry, metadata
+    entry = archive.read(f'{stem}.dist-info/entry_points.txt').decode()
+    return source, set(archive.namelist()), entry
 
 
 def files_below(folder):
@@ -268,7 +263,7 @@ def files_below(folder):
 @pytest.mark.slow
 @pytest.mark.xdist_group('built')
 def test_the_wheel_holds_what_runs_and_nothing_else(built):
-  _, wheel, entry, _ = built
+  _, wheel, entry = built
   names = {name for name in wheel if '.dist-info/' not in name}
   copied = {
     f'dprjax/training/{name}'
@@ -296,17 +291,6 @@ def test_the_sdist_holds_what_the_tests_need(built):
     wanted |= files_below(folder)
   assert sorted(wanted - source) == []
   assert [name for name in source if name.endswith('.pyc') or name.startswith('runs')] == []
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group('built')
-def test_the_wheels_description_has_no_links_that_lead_nowhere(built):
-  *_, metadata = built
-  text = (ROOT / 'README.md').read_text()
-  assert '](docs/' in text and '![' in text
-  assert re.findall(r'\]\((?!https?:|#)[^)]*\)', metadata) == [] and '![' not in metadata
-  for words in ('deep prompt tuning', 'docs/own-data.md', 'pip install'):
-    assert words in metadata
 
 
 def test_links_of_the_description_are_absolute_where_there_is_an_address():

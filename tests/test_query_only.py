@@ -81,19 +81,6 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, go, tmp_path):
   assert files_of(tmp_path / 'run' / 'passages') == before
 
 
-def test_passages_are_those_of_the_bare_backbone(folder, trained):
-  """The folder equals that of ``dprjax.encode`` for the corpus, with all its ids."""
-  found = embeddings.load_embeddings(folder / 'run' / 'passages')
-  lines = (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
-  records = [json.loads(line) for line in lines]
-  assert found.ids == [record['_id'] for record in records]
-  bare = Retriever.load(trained / 'backbone', pooling='mean', normalize=True, passage_max_length=32)
-  texts = [f'{record.get("title", "")} {record["text"]}'.strip() for record in records[:40]]
-  np.testing.assert_allclose(found.vectors()[:40], bare.encode(texts), atol=1e-5)
-  meta = found.meta
-  assert (meta.prompt_sha256, meta.query_prompt_sha256, meta.max_length) == (None, None, 32)
-
-
 def encode_queries(command, trained, prompt, out, *flags):
   paths = [f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--out={out}', '--side=query']
   data = trained / 'data'

@@ -31,7 +31,6 @@ def embeddings(tmp_path_factory, write_embeddings):
   for name, changes in (
     ('queries', {}),
     ('prompt', {'prompt_sha256': None}),
-    ('shifted', {'shift_positions': True}),
   ):
     write_embeddings(folder / name, QUERY_IDS, QUERIES, side='query', **changes)
   write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], side='query')
@@ -42,7 +41,6 @@ def embeddings(tmp_path_factory, write_embeddings):
   ):
     write_embeddings(folder / name, PASSAGE_IDS, PASSAGES, shard_rows=200, **changes)
   write_embeddings(folder / 'short', PASSAGE_IDS, codes.cut(PASSAGES, 8, True), shard_rows=200)
-  write_embeddings(folder / 'unfinished', ['a', 'b'], PASSAGES[:2], finish=False)
   with (folder / 'damaged' / 'embeddings-00001-of-00003.npy').open('r+b') as file:
     file.seek(-1, 2)
     file.write(b'!')
@@ -221,12 +219,10 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
   'flags, named',
   [
     (['--corpus=nowhere'], ['nowhere']),
-    (['--corpus=unfinished'], ['unfinished']),
     (['--corpus=damaged'], ['damaged/embeddings-00001-of-00003.npy']),
     (['--corpus=queries'], ['--corpus']),
     (['--queries=corpus'], ['--queries']),
     (['--queries=prompt'], ['prompt_sha256']),
-    (['--queries=shifted'], ['shift_positions']),
     (['--queries=dimension'], ['dimension', '16', '8', '--dimensions=8']),
     (['--dimensions=17'], ['--dimensions=17']),
     (['--rescore=short'], ['--rescore', '--queries', 'dimension']),
@@ -243,7 +239,6 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
     (['--index_dir=report.json'], ['report.json']),
     (['--k=1000001'], ['--k']),
     (['--search_param=nprobe=nan'], ['--search_param']),
-    (['--index=faiss'], ['--index']),
   ],
 )
 def test_bad_input(folder, command, flags, named):

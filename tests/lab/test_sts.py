@@ -61,17 +61,9 @@ def test_a_quoted_line_break(tmp_path):
   [
     ('a.csv', 'One.,Two.,nan\n', ('a.csv', 'line 1', 'nan')),
     ('a.csv', 'One.,Two\0,1\n', ('a.csv', 'line 1')),
-    ('a.jsonl', '{"sentence1": ["a"], "sentence2": "b", "score": 1}', ('a', 'sentence1')),
     ('a.csv', '', 'STS'),
-    ('a.csv', 'One.,Two.,1\nOne, two.,Three.,1\n', ('a.csv', 'line 2', '4')),
     ('a.csv', 'One.,Two.,1\nThree.,Four.,5.1\n', ('a.csv', 'line 2', '5.1')),
     ('a.csv', 'One.,Two.,1\nThree., ,1\n', ('line 2', 'sentence2')),
-    ('a.csv', 'One.,Two.,1\n"Three.,Four.,2\nFive.,Six.,3\n', ('a.csv', 'line 2')),
-    (
-      'a.tsv',
-      'x\tsentence1\tsentence2\tscore\n1\tOne.\tTwo.\n',
-      ('a.tsv', 'line 2', '3', 'line 1'),
-    ),
     ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two.", "score": true}', ('a.jsonl', 'line 1')),
   ],
 )

