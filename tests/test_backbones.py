@@ -3,7 +3,6 @@
 And a prompt of a decoder, which begins as a text.
 """
 
-import importlib.util
 import pathlib
 
 import jax
@@ -89,18 +88,11 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   data += ('--config.data.dev_split=',)
   run('dptdr.py:local', 'whole', 'backbone', *data, '--config.mesh.fsdp=2')
 
-  # Exported as a prompt and as a folder of sentence-transformers.
+  # Exported as a prompt.
   folder = tmp_path / 'prompts'
   folder.mkdir()
   out = f'--out={folder}/whole.npz', '--force'
   assert command(export, f'--workdir={tmp_path}/whole', *out)[0] == 0
-  status, log = command(
-    export,
-    *(f'--workdir={tmp_path}/whole', f'--out={tmp_path}/st', '--force'),
-    '--format=sentence-transformers',
-  )
-  assert status == 0, log
-  assert load_backbone(tmp_path / 'st').sha256 == backbone.sha256
   out = f'--workdir={tmp_path}/whole', f'--out={tmp_path}/peft', '--force', '--format=peft'
   status, log = command(export, *out)
   assert status == 2 and 'modernbert' in log  # whose class takes no past keys and values
@@ -123,11 +115,6 @@ def test_a_modernbert_is_pretrained_prompted_exported_and_served(trained, tmp_pa
   finally:
     engine.close()
   np.testing.assert_allclose(served, stored.vectors()[:5], atol=1e-5)
-  if importlib.util.find_spec('sentence_transformers'):
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(tmp_path / 'st'), trust_remote_code=True, device='cpu')
-    np.testing.assert_allclose(model.encode_document(some), served, atol=2e-6)
 
 
 @pytest.mark.slow

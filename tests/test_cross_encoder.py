@@ -243,37 +243,3 @@ def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   assert all((a == b).all() for a, b in zip(chosen, again, strict=True)) and any(
     set(a) != set(b) for a, b in zip(chosen, other, strict=True)
   )
-
-
-def test_transformers_scores_an_exported_run_alike(command, first_run, tmp_path):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
-  import transformers
-
-  assert command(export, '--force', f'--workdir={first_run}', f'--out={tmp_path}/model')[0] == 0
-  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-    tmp_path / 'model', output_loading_info=True
-  )
-  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
-    info
-  )
-  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'model')
-  assert tokenizer.model_max_length == 47
-  queries, passages = (
-    ['decode a json document', 'send a message', 'xml'],
-    ['Serialize an object to a JSON stream.', '', 'Parse the tree. ' * 30],
-  )
-  with torch.no_grad():
-    logits = (
-      model.eval()(
-        **tokenizer(queries, passages, truncation='only_second', padding=True, return_tensors='pt')
-      )
-      .logits[:, 0]
-      .numpy()
-    )
-  ours = CrossEncoder.load(tmp_path / 'model')
-  np.testing.assert_allclose(
-    ours.score(list(zip(queries, passages, strict=True))), logits, rtol=0, atol=2e-5
-  )
-  assert ours.truncated == 1

@@ -102,11 +102,6 @@ def test_a_hint_only_where_queries_seem_to_be_passages(folder, capsys):
     found = run('--run=o.trec --qrels=q.tsv --measure=RR@10')
     assert found['counts']['queries_with_own_id'] == 2
     assert capsys.readouterr().err.count('--drop_same_id') == told
-  # Questions and answers that are numbered alike.
-  (folder / 'q.tsv').write_text('1\t1\t1\n2\t2\t1\n')
-  (folder / 'o.trec').write_text('1 Q0 1 1 3.0 x\n2 Q0 2 1 3.0 x\n')
-  run('--run=o.trec --qrels=q.tsv --measure=RR@10')
-  assert '--drop_same_id' not in capsys.readouterr().err
 
 
 def test_judgements_of_the_query_itself_are_left_out_with_it(folder):

@@ -88,24 +88,6 @@ def test_an_unknown_command_ends_in_one_line(capsys, words, message):
   assert said.count('\n') == 1 and len(said) <= 520
 
 
-@pytest.mark.slow
-def test_a_command_runs_as_by_its_module_and_names_itself():
-  """Arguments, output, the error line and its status."""
-  assert '(see dprjax data check --help)' in run('data', 'check').stderr
-  done = run('evaluate', '--nonesuch=1')
-  assert done.returncode == 2
-  assert 'dprjax: error: ' in done.stderr and '(see dprjax evaluate --help)' in done.stderr
-  other = subprocess.run(
-    [sys.executable, '-m', 'dprjax.evaluate', '--nonesuch=1'],
-    capture_output=True,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(PACKAGE.parent)},
-  )
-  assert other.returncode == 2
-  assert '(see python -m dprjax.evaluate --help)' in other.stderr
-  assert done.stderr.splitlines()[0].partition(' (see')[0] == other.stderr.partition(' (see')[0]
-
-
 def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   ours = configs.shipped() / 'dptdr.py'

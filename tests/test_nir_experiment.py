@@ -41,16 +41,6 @@ def lines(tables):
   return made
 
 
-def test_verdicts_over_sets_and_seeds(tables, lines):
-  results = tables.Results(lines)
-  assert results.system('ft-*')[1].keys() == results.system('ft')[1].keys()
-  by_claim = {row[0]: row for row in tables.claims(results, numbered=True)}
-  assert by_claim.keys() == {'N1', 'N2'}  # N3 has no scores
-  assert by_claim['N1'][2] == '**undecided**' and by_claim['N2'][2] == '**held**'
-  (mean, low, high, _), seeds = results.compare(tables.ROWS[1], 'RR@10')
-  assert mean == pytest.approx(0.2, abs=0.01) and low < mean < high and seeds == 2
-
-
 def test_the_page_of_what_there_is(tables, lines):
   made = tables.page(tables.Results([one for one in lines if one['run'] != 'ft-qa']))
   assert '| scifact | test 3,000 |' in made and 'FT, a task each' not in made

@@ -91,24 +91,6 @@ def lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_folder_of_documents_is_cut_into_passages(folder, command, server):
-  (folder / 'documents').mkdir()
-  for row in ROWS:
-    text = f'# {row["title"]}\n\n{row["text"]}\n'
-    (folder / 'documents' / f'{row["_id"]}.md').write_text(text)
-  status, log = command(
-    queries, '--corpus=documents', '--out=made', f'--endpoint={server.url}', '--model=m'
-  )
-  assert status == 0, log
-  whole = lines(folder / 'made/corpus.jsonl')
-  assert [row['_id'] for row in whole] == [f'{row["_id"]}.md#0' for row in ROWS]
-  (folder / 'empty').mkdir()
-  command_refused(
-    command(queries, '--corpus=empty', '--out=none', f'--endpoint={server.url}', '--model=m'),
-    'empty',
-  )
-
-
 def test_a_sample_is_the_same_of_a_seed_and_leaves_out_short_passages():
   rows = [PassageRecord(row['_id'], row['title'], row['text']) for row in ROWS]
   report = ReadReport()

@@ -6,11 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
-from etils import epath
 
 from dprjax import CrossEncoder, rerank
 from dprjax.base import files
-from dprjax.retrieval import rescoring
 from dprjax.retrieval.folder import passages_of
 from dprjax.text import trec
 from tests.refusals import command_refused
@@ -196,18 +194,6 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   (folder / '.out.trec.parts.0123abcd.tmp').mkdir()
   assert 'already complete' in go('--shard_pairs=3')[1]
   assert not parts.exists() and not list(folder.glob('.*'))
-
-
-def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
-  parts = rescoring._Parts(epath.Path(tmp_path / 'out.parts'), {'a': 1}, 3, 3)
-  parts.save(0, np.array([1, np.nan, 2], np.float32))
-  assert parts.load(0) is None
-  parts.save(0, np.array([1, 0, 2], np.float32))
-  assert parts.load(0).tolist() == [1, 0, 2]
-  # Scores of another run with as many pairs.
-  other = rescoring._Parts(epath.Path(tmp_path / 'other.parts'), {'a': 2}, 3, 3)
-  other._file(0).write_bytes(parts._file(0).read_bytes())
-  assert other.load(0) is None
 
 
 @pytest.mark.slow

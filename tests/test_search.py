@@ -144,35 +144,6 @@ def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
   )
 
 
-@pytest.mark.slow
-def test_many_folders_are_searched_as_one(folder, write_embeddings):
-  for name, rows in (('part-0', slice(0, 170)), ('part-1', slice(170, 500))):
-    write_embeddings(folder / name, PASSAGE_IDS[rows], PASSAGES[rows])
-  arguments = ['--queries=queries', '--index=exact', '--k=30']
-  search.main(['--corpus=corpus', '--out=one.trec', *arguments])
-  for out, given in (
-    ('pattern', ['--corpus=part-*']),
-    ('named', ['--corpus=part-1', '--corpus=part-0']),
-  ):
-    search.main([*given, f'--out={out}.trec', *arguments])
-    assert (folder / f'{out}.trec').read_bytes() == (folder / 'one.trec').read_bytes()
-  with pytest.raises(SystemExit):
-    search.main(['--corpus=none-*', '--out=run.trec', *arguments])
-
-
-@needs_scann
-def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
-  arguments = ['--queries=queries', '--index_dir=index', '--k=20']
-  search.main(['--corpus=corpus', '--out=a.trec', *arguments])
-  kept = (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns
-  search.main(['--corpus=corpus', '--out=b.trec', *arguments])
-  assert (folder / 'a.trec').read_bytes() == (folder / 'b.trec').read_bytes()
-  assert (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns == kept
-  write_embeddings(folder / 'other', PASSAGE_IDS, -PASSAGES)
-  search.main(['--corpus=other', '--out=c.trec', *arguments])
-  assert documents('c.trec') != documents('a.trec')
-
-
 @needs_scann
 def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   flags = ['--corpus=corpus', '--queries=queries', '--index_dir=index', '--k=20']

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,6 @@ from dprjax.text.qrels import read_qrels
 from dprjax.training import baseline, checkpoint, choice, optim, stored_config, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
-from dprjax.training import train as training
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in
@@ -447,25 +445,6 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   assert_goes_on(tmp_path / 'run', lambda: go('dptdr.py:local', *flags))
   rows = metrics_of(tmp_path / 'run')
   assert any(row['dev/gain'] for row in rows if row['step'] and 'dev/gain' in row)
-
-
-@pytest.mark.parametrize(
-  ('text', 'options', 'causal', 'start'),
-  [
-    ('auto', {}, True, True),
-    ('auto', {}, False, False),
-    ('auto', {'length': 0}, True, False),
-    ('auto', {'reparam': 'mlp'}, True, False),
-    ('auto', {'kind': 'lora'}, True, False),
-    ('', {}, True, False),
-    ('some words', {}, False, True),
-  ],
-)
-def test_a_prompt_of_a_causal_backbone_starts_from_a_text(text, options, causal, start):
-  options = {f'prompt__{name}': value for name, value in ({'length': 3} | options).items()}
-  config = with_options(prompt__init_text=text, **options)
-  found = training.start_text(config, types.SimpleNamespace(causal=causal))
-  assert bool(found) == start and (found == text or text == 'auto')
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ def test_inspect_equals_numpy(data, small):
   assert found.entropy.std() > 0.01
 
 
-def test_the_command(data, small, tmp_path, capsys):
+def test_the_command(data, small, tmp_path):
   inspection.main(
     [
       f'--backbone={small}/deep2/',
@@ -193,13 +193,7 @@ def test_the_command(data, small, tmp_path, capsys):
       f'--figure={tmp_path}/r.svg',
     ]
   )
-  output = capsys.readouterr()
   lines = (tmp_path / 'r.md').read_text().splitlines()
-  assert (
-    lines[0]
-    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | uniformity of '
-    'queries | raw alignment | raw uniformity | CLS attention entropy | in the last layer |'
-  )
   rows = [line.strip('| ').split(' | ') for line in lines[2:5]]
   assert [row[0] for row in rows] == ['deep2', 'deeper', 'prompted']
   texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
@@ -221,11 +215,4 @@ def test_the_command(data, small, tmp_path, capsys):
     abs=1e-4,
   )
   assert rows[2][1:] != rows[0][1:]
-  notes = '\n'.join(lines[6:13])
-  assert '24 pairs of sts.csv' in notes and '8 sections of dump.xml' in notes
-  assert 'deep2: cls pooling, at most 32 tokens; deeper: cls pooling' in notes
-  by_layer = lines.index('| CLS attention entropy | layer 1 | layer 2 | layer 3 |')
-  assert lines[by_layer + 2].startswith('| deep2 |') and lines[by_layer + 2].endswith('|  |')
-  assert '24 triplets' in output.out and 'section accuracy' in output.out
-  assert 'prompted: inspected in' in output.err
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own

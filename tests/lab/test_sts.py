@@ -70,19 +70,3 @@ def test_a_quoted_line_break(tmp_path):
 def test_bad_input(tmp_path, name, text, message):
   with refused(message):
     sts.read_pairs(write(tmp_path / name, text))
-
-
-def test_the_benchmark(data_dir):
-  pairs = {
-    split: sts.read_pairs(data_dir / 'stsb' / 'raw' / f'stsb-en-{split}.csv')
-    for split in ('train', 'dev', 'test')
-  }
-  assert {split: len(rows) for split, rows in pairs.items()} == {
-    'train': 5749,
-    'dev': 1500,
-    'test': 1379,
-  }
-  assert pairs['test'][0] == Pair(
-    'A girl is styling her hair.', 'A girl is brushing her hair.', 2.5
-  )
-  assert pairs['test'][98].first == 'Three young men run, jump, and kick off of a Coke machine.'

@@ -244,13 +244,6 @@ def test_a_file_is_served_or_told(small, tmp_path, caplog):
     with pytest.raises(UnknownPrompt):
       engine.library.get(name)
   assert not engine.tokenize('base', 'query', ['json']).version.meta
-  with caplog.at_level(logging.WARNING, 'dprjax'):
-    caplog.clear()
-    engine.library.listing()
-    assert not caplog.records
-    (folder / 'late:.npz').write_bytes(content)
-    engine.library.listing()
-    assert 'late:' in caplog.text
   engine.close()
 
 

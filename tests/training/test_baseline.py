@@ -10,7 +10,7 @@ from dprjax.retrieval import comparison
 from dprjax.training import baseline
 from dprjax.training.baseline import Gain
 from dprjax.training.method import Scores
-from tests.refusals import named_in, refused
+from tests.refusals import refused
 
 BEFORE = {'a': np.array([0.0, 0.5, 1.0, 0.25]), 'b': np.array([0.5, 0.5])}
 
@@ -103,16 +103,8 @@ def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, ex
     assert '--config.eval.skip_saturated=False' in why
 
 
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    ({'means': {'other': 1.0}}, 'mean'),
-  ],
-)
-def test_a_file_that_is_something_else(tmp_path, change, message):
+def test_a_file_that_is_something_else(tmp_path):
   path = tmp_path / 'baseline.json'
-  content = {'format': 'dprjax.scores', 'means': {'mean': 1.0}, 'values': {'': [1.0]}}
-  path.write_text(json.dumps(content | change))
-  with refused('baseline.json') as info:
+  path.write_text('{"format": "dprjax.scores", "means": {"other": 1.0}, "values": {"": [1.0]}}')
+  with refused(path, 'mean'):
     baseline.scores(tmp_path, 'mean', lambda: scores_of(BEFORE))
-  assert named_in(str(info.value), message) and str(path) in str(info.value)

@@ -69,16 +69,12 @@ def test_a_card_of_a_prompt(tmp_path):
   }
   for words in (
     '# me/it',
-    "SentenceTransformer('me/it', trust_remote_code=True)",
     "Retriever.load('somebody/minilm', prompt='me/it')",
     '`scifact`',
     f'| train corpus | `corpus.jsonl` | 12 | `{"c" * 64}` |',
     # A quarter of the draws from two queries have only one of them.
     '| nDCG@10 | 0.5000 | 0.2500 to 0.7500 | 2 |',
     f'its file has the SHA-256 `{"e" * 64}`',
-    'dev/nDCG@10 0.5123',
-    'python -m dprjax.train',
-    'cut at 32 tokens, passages at 128',
     f'SHA-256 `{"a" * 64}`',
     '`mit`. The card of the backbone says `apache-2.0`.',
   ):

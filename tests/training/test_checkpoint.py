@@ -68,30 +68,6 @@ def test_restores_every_bit_onto_another_mesh(tmp_path):
     np.testing.assert_array_equal(alone[name], leaf)
 
 
-def test_keeps_the_latest_and_the_best(tmp_path):
-  state = make_state(meshes.make_mesh({'data': 8}))
-  saved = checkpoint.Checkpoints(tmp_path, SHA, keep=2)
-  for step, score in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, None)):
-    saved.save(step, *state, {}, score)
-  saved.wait()
-  saved.close()
-  for again in (saved, checkpoint.Checkpoints(tmp_path, SHA)):
-    assert (again.steps(), again.best(), again.latest()) == ([2, 4, 5], 2, 5)
-  again.close()
-
-
-def test_another_backbone_is_refused(tmp_path):
-  state = make_state(meshes.make_mesh({'data': 8}))
-  saved = checkpoint.Checkpoints(tmp_path, SHA)
-  saved.save(1, *state, {})
-  saved.close()
-  with (
-    opened(tmp_path, 'b' * 64) as again,
-    refused('1', 'config.backbone.path'),
-  ):
-    again.restore(1, *targets(*state))
-
-
 def test_a_removal_that_was_cut_short_harms_nothing(tmp_path):
   state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA, keep=1)
