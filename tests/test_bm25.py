@@ -55,13 +55,6 @@ def test_only_judged_queries_and_not_their_own_id(folder, capsys):
   assert 'qrels.tsv: 1 of 3 queries not in queries.jsonl: q7' in capsys.readouterr().err
 
 
-def test_tables_of_ids_and_texts(folder):
-  (folder / 'collection.tsv').write_text('1\tcats sleep\n2\tdogs\n')
-  (folder / 'queries.tsv').write_text('10\tcat\n')
-  bm25.main(['--corpus=collection.tsv', '--queries=queries.tsv', '--out=run.trec'])
-  assert documents() == {'10': ['1']}
-
-
 def test_index_is_kept_and_made_anew_for_other_passages_and_words(folder, monkeypatch):
   arguments = [*ARGUMENTS, '--index_dir=index']
   bm25.main([*arguments, '--out=a.trec'])

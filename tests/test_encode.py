@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import shutil
-import threading
 
 import jax
 import numpy as np
@@ -164,17 +163,6 @@ def test_codes(run, vectors, tmp_path, stored):
   assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == content
 
 
-@pytest.mark.slow
-def test_the_first_numbers_alone(run, vectors, tmp_path):
-  status, err = run('--dimensions=6')
-  assert status == 0 and '--dimensions=6' in err and 'config.matryoshka' in err
-  found, values = read(tmp_path / 'out')
-  assert found.meta.dimension == values.shape[1] == 6
-  np.testing.assert_allclose(values, codes.cut(vectors, 6, True), atol=1e-5)
-  command_refused(run('--dimensions=5'), 'dimension', '6', '5')
-  command_refused(run(f'--dimensions={vectors.shape[1] + 1}'), 'dimensions')
-
-
 @pytest.mark.parametrize(
   'content, words',
   [
@@ -330,19 +318,6 @@ def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   assert command(encode, *_plain(tmp_path, 'killed'))[0] == 0
   whole = _content(tmp_path / 'out')
   assert whole == _content(tmp_path / 'interrupted') == _content(tmp_path / 'killed')
-
-
-@pytest.mark.slow
-def test_a_pipe_is_read_once(command, encoded, tmp_path):
-  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
-  os.mkfifo(tmp_path / 'pipe.tsv')
-  content = (tmp_path / 'corpus.tsv').read_bytes()
-  writer = threading.Thread(target=(tmp_path / 'pipe.tsv').write_bytes, args=[content])
-  writer.start()
-  result = command(encode, *_plain(tmp_path, 'interrupted'), f'--input={tmp_path}/pipe.tsv')
-  writer.join()
-  assert result[0] == 0, result
-  assert _content(tmp_path / 'interrupted') == _content(tmp_path / 'out')
 
 
 @pytest.mark.slow

@@ -231,20 +231,6 @@ def test_unknown_ids_are_counted_and_named(go, folder, expected):
   command_refused(go(), 'run.trec')
 
 
-def test_texts_in_several_files(go, folder, expected):
-  lines = (folder / 'corpus.jsonl').read_text().splitlines()
-  (folder / 'corpus.jsonl').write_text('\n'.join(lines[:4]) + '\n')
-  (folder / 'more.jsonl').write_text('\n'.join(lines[4:]) + '\n')
-  assert go(f'--corpus={folder}/more.jsonl')[0] == 0
-  check(folder / 'out.trec', expected(RUN))
-  (folder / 'more.jsonl').write_text('\n'.join(lines[3:]) + '\n')
-  command_refused(
-    go(f'--corpus={folder}/more.jsonl'),
-    'more.jsonl',
-    'd3',
-  )
-
-
 def test_the_passages_of_a_retriever(command, go, folder, make_cross_encoder, tmp_path):
   assert go()[0] == 0
   place = passages_of(tmp_path / 'mine')
