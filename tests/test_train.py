@@ -696,30 +696,6 @@ def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
   assert files_of(folders) == before
 
 
-@pytest.mark.slow
-def test_damaged_files_of_a_workdir(command, trained, tmp_path):
-  run = tmp_path / 'run'
-  shutil.copytree(trained, run)
-  flags = [f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}']
-  before = files_of(run)
-  (run / 'dev.tsv').write_text('junk')  # made of the data: written anew
-  assert command(train, *flags)[0] == 0
-  assert files_of(run)['dev.tsv'] == before['dev.tsv']
-  row = next(
-    path for path in (run / 'token_cache' / 'train' / 'passages').iterdir() if 'record' in path.name
-  )
-  for path, words in (
-    (row, row.name),
-    (run / 'checkpoints' / '12' / 'metrics' / 'metrics', 'metrics/metrics'),
-    (run / 'metrics.jsonl', 'metrics.jsonl'),
-  ):
-    content = path.read_bytes()
-    path.write_bytes(content[:-3] + b'}\xff\n')
-    command_refused(command(train, *flags), words)
-    path.write_bytes(content)
-  assert command(train, *flags)[0] == 0
-
-
 def test_two_trainings_at_once(command, trained):
   from dprjax.training import workdir
 

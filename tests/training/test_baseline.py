@@ -92,7 +92,6 @@ def short_of_one(queries, wrong, by=0.5):
   [
     (200, 8, True),
     (40, 5, False),
-    pytest.param(10_000, 400, False, marks=pytest.mark.slow),
   ],
 )
 def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, expected):
