@@ -225,22 +225,6 @@ def test_every_promise_names_a_test_that_there_is():
       assert f'def {name}(' in (ROOT / file).read_text(), (file, name)
 
 
-def loaded(*modules):
-  """The modules, of the package and others, after each of these imports in one process."""
-  code = ''.join(f'import sys, {module}; print(*sys.modules)\n' for module in modules)
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-  return [set(line.split()) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.slow
-def test_a_method_is_read_without_what_reads_files_and_a_training_draws_nothing():
-  method, training = loaded('dprjax.training.dpr', 'dprjax.training.train')
-  modules = {name for name in method if name.startswith('dprjax.')}
-  folders = {f'dprjax.{path.parent.relative_to(PACKAGE).as_posix()}' for path in MODULES}
-  assert len(modules - {name.replace('/', '.') for name in folders}) <= 45, sorted(modules)
-  assert training.isdisjoint({'dprjax.retrieval.figures', 'matplotlib'})
-
-
 def test_no_message_holds_source_code():
   """Such as "the ' f'rest", from two strings that were joined wrongly."""
   wrong = []

@@ -119,22 +119,6 @@ def test_trains_and_resumes_bit_for_bit(go, trained, word_scores, tmp_path):
   assert files_of(trained / 'backbone') == before
 
 
-def test_learns_what_it_is_shown(go, tmp_path):
-  # The same queries again and again, at a rate that forgets all caution.
-  status, err = go(
-    f'--config.data.token_cache={tmp_path}/token_cache',
-    '--config.steps=30',
-    '--config.data.max_queries=16',
-    '--config.data.dev_split=',
-    '--config.backbone.dropout=0.0',
-    '--config.checkpoint.every=30',
-    '--config.optim.learning_rate=3e-3',
-  )
-  assert status == 0, err
-  losses = [row['loss'] for row in metrics_of(tmp_path / 'run')]
-  assert losses[0] > 1.0 and min(losses[-5:]) < 0.6, losses
-
-
 def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_path):
   out = tmp_path / 'model'
   command_refused(
@@ -259,53 +243,3 @@ def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   assert all((a == b).all() for a, b in zip(chosen, again, strict=True)) and any(
     set(a) != set(b) for a, b in zip(chosen, other, strict=True)
   )
-
-
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    (['--config.negatives=0'], ['config.negatives']),
-    (['--config.prompt.length=4'], ['config.prompt.length']),
-    (["--config.trainable=('backbone/.*',)"], ['config.trainable', 'head/.*']),
-    (
-      ['--config.data.query_max_length=16', '--config.data.passage_max_length=500'],
-      ['passage_max_length', '515', '512'],
-    ),
-  ],
-)
-def test_options_that_cannot_be(go, flags, words):
-  command_refused(go(*flags), *words)
-
-
-def test_transformers_scores_an_exported_run_alike(command, first_run, tmp_path):
-  torch = pytest.importorskip(
-    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
-  )
-  import transformers
-
-  assert command(export, '--force', f'--workdir={first_run}', f'--out={tmp_path}/model')[0] == 0
-  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-    tmp_path / 'model', output_loading_info=True
-  )
-  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
-    info
-  )
-  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'model')
-  assert tokenizer.model_max_length == 47
-  queries, passages = (
-    ['decode a json document', 'send a message', 'xml'],
-    ['Serialize an object to a JSON stream.', '', 'Parse the tree. ' * 30],
-  )
-  with torch.no_grad():
-    logits = (
-      model.eval()(
-        **tokenizer(queries, passages, truncation='only_second', padding=True, return_tensors='pt')
-      )
-      .logits[:, 0]
-      .numpy()
-    )
-  ours = CrossEncoder.load(tmp_path / 'model')
-  np.testing.assert_allclose(
-    ours.score(list(zip(queries, passages, strict=True))), logits, rtol=0, atol=2e-5
-  )
-  assert ours.truncated == 1

@@ -11,7 +11,6 @@ import pytest
 
 import dprjax
 from dprjax.base import cli, flags
-from dprjax.text import sources
 from dprjax.training import config as configs
 from tests import commands, pages
 
@@ -127,22 +126,6 @@ def test_every_recipe_in_the_pages_can_be_read(monkeypatch):
   assert len(recipes) > 10
   for recipe in sorted(recipes - {'configs/NAME.py'}):
     assert configs.parse([f'--config={recipe}']).method
-
-
-def test_pairs_become_a_folder_as_the_page_says(tmp_path, monkeypatch):
-  page = (ROOT / 'docs' / 'own-data.md').read_text()
-  [block] = re.findall(r'^```python\n(import json\n.*?)^```$', page, re.MULTILINE | re.DOTALL)
-  before, pairs, after = re.split(r'(?s)(pairs = \[.*?^\]$)', block, flags=re.MULTILINE)
-  assert pairs
-  monkeypatch.chdir(tmp_path)
-  made = [(f'question {number}?', f'passage {number // 2}') for number in range(10)]
-  exec(before + f'pairs = {made!r}' + after, {})
-  train = sources.load_dataset(sources.Source('mytext', split='train'))
-  test = sources.load_dataset(sources.Source('mytext', split='test'))
-  assert [query.text for query in test.queries] == ['question 0?', 'question 5?']
-  assert (len(train.queries), len(list(train.passages))) == (8, 5)
-  assert train.positives('q3') == ['d1']
-  exec(block, {})  # as it stands, in a folder of the first ones
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import shutil
-import threading
 
 import jax
 import numpy as np
@@ -17,7 +16,6 @@ from dprjax.base import machine, mesh, outputs
 from dprjax.base.files import sha256_file
 from dprjax.encoding import codes, embedder, embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact
 from dprjax.text import texts
 from tests.refusals import command_refused, named_in, refused
 
@@ -165,17 +163,6 @@ def test_codes(run, vectors, tmp_path, stored):
   assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == content
 
 
-@pytest.mark.slow
-def test_the_first_numbers_alone(run, vectors, tmp_path):
-  status, err = run('--dimensions=6')
-  assert status == 0 and '--dimensions=6' in err and 'config.matryoshka' in err
-  found, values = read(tmp_path / 'out')
-  assert found.meta.dimension == values.shape[1] == 6
-  np.testing.assert_allclose(values, codes.cut(vectors, 6, True), atol=1e-5)
-  command_refused(run('--dimensions=5'), 'dimension', '6', '5')
-  command_refused(run(f'--dimensions={vectors.shape[1] + 1}'), 'dimensions')
-
-
 @pytest.mark.parametrize(
   'content, words',
   [
@@ -196,16 +183,6 @@ def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
   command_refused(run('--max_length=5000'), 'passage_max_length', '5000', '512')
   command_refused(run('--side=document'), '--side', 'document')
   command_refused(run('--pooling=median'), 'pooling', 'median')
-  assert not (tmp_path / 'out').exists()
-
-
-def test_prompts_that_do_not_fit(run, prompt, tmp_path):
-  good = artifact.load_prompt(prompt)
-  other = tmp_path / 'other.npz'
-  artifact.save_prompt(
-    other, artifact.Prompt(good.meta | {'backbone_sha256': 'a' * 64}, good.arrays)
-  )
-  command_refused(run(f'--prompt={other}'), 'other.npz', 'a' * 64, good.meta['backbone_sha256'])
   assert not (tmp_path / 'out').exists()
 
 
@@ -262,10 +239,6 @@ STALE = {
     [],
     "prefix is '' there, 'about ' here",
   ),
-  'arithmetic': (None, ['--dtype=bfloat16'], 'arithmetic is float32 there, bfloat16 here'),
-  'side': (None, ['--side=query'], 'side is passage there, query here'),
-  'pooling': (None, ['--pooling=cls'], 'pooling is mean there, cls here'),
-  'length': (None, ['--max_length=16'], 'max_length is 32 there, 16 here'),
   'shards': (None, ['--shard_rows=30'], 'shard_rows is 20 there, 30 here'),
 }
 
@@ -345,19 +318,6 @@ def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   assert command(encode, *_plain(tmp_path, 'killed'))[0] == 0
   whole = _content(tmp_path / 'out')
   assert whole == _content(tmp_path / 'interrupted') == _content(tmp_path / 'killed')
-
-
-@pytest.mark.slow
-def test_a_pipe_is_read_once(command, encoded, tmp_path):
-  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
-  os.mkfifo(tmp_path / 'pipe.tsv')
-  content = (tmp_path / 'corpus.tsv').read_bytes()
-  writer = threading.Thread(target=(tmp_path / 'pipe.tsv').write_bytes, args=[content])
-  writer.start()
-  result = command(encode, *_plain(tmp_path, 'interrupted'), f'--input={tmp_path}/pipe.tsv')
-  writer.join()
-  assert result[0] == 0, result
-  assert _content(tmp_path / 'interrupted') == _content(tmp_path / 'out')
 
 
 @pytest.mark.slow
@@ -453,27 +413,3 @@ def test_a_template_decides_the_vectors(command, templates, tmp_path):
   np.testing.assert_allclose(found.vectors(), expected, rtol=0, atol=1e-5)
   assert found.meta.pooling == 'mask' and found.meta.max_length == 9
   assert found.meta.prompt_sha256 == sha256_file(templates / 'qa.npz')
-
-
-@pytest.mark.slow
-def test_continues_with_the_missing_shards(run, vectors, tmp_path):
-  assert run('--shard_rows=20')[0] == 0
-  out = tmp_path / 'out'
-  manifest = json.loads((out / 'manifest.json').read_text())
-  first = out / manifest['shards'][0]['embeddings']
-  before = first.stat().st_mtime_ns
-  # The state after an interruption behind the first shard.
-  for shard in manifest['shards'][1:]:
-    (out / shard['embeddings']).unlink()
-    (out / shard['ids']).unlink()
-  (out / 'manifest.json').unlink()
-  (out / 'progress.json').write_text(json.dumps(manifest | {'shards': manifest['shards'][:1]}))
-  status, err = run('--shard_rows=20')
-  assert status == 0 and '20 of 50 texts already there' in err
-  assert first.stat().st_mtime_ns == before and not (out / 'progress.json').exists()
-  np.testing.assert_allclose(read(out)[1], vectors, atol=1e-6)
-  status, err = run('--shard_rows=20')
-  assert status == 0 and '50 of 50 texts already there' in err
-  # Another text, another side, other settings: not the same embeddings.
-  command_refused(run('--shard_rows=20', '--pooling=cls'), 'pooling')
-  command_refused(run('--shard_rows=20', side='query'), 'side')

@@ -254,6 +254,7 @@ def test_two_frozen_encoders_share_the_backbone(command, run_of, trained, tmp_pa
   [
     (['--step=99'], ['99', '12']),
     (['--workdir=none'], ['none']),
+    (['--backbone=elsewhere'], ['--backbone', '--from']),
   ],
 )
 def test_what_cannot_be_exported(command, trained, tmp_path, monkeypatch, flags, words):
@@ -348,7 +349,6 @@ def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_
 @pytest.mark.parametrize(
   ('key', 'value', 'words'),
   [
-    ('method', 7, 'config.method'),
     ('method', '../dpr', '--method=../dpr'),
     ('backbone', None, 'config.backbone'),
     ('prompt', {'length': 10**12}, 'config.prompt.length'),

@@ -13,7 +13,6 @@ from dprjax import configs as command
 from dprjax.base import flags, version
 from dprjax.training import config as configs
 from dprjax.training import methods
-from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(console.__file__).parent
@@ -89,24 +88,6 @@ def test_an_unknown_command_ends_in_one_line(capsys, words, message):
   assert said.count('\n') == 1 and len(said) <= 520
 
 
-@pytest.mark.slow
-def test_a_command_runs_as_by_its_module_and_names_itself():
-  """Arguments, output, the error line and its status."""
-  assert '(see dprjax data check --help)' in run('data', 'check').stderr
-  done = run('evaluate', '--nonesuch=1')
-  assert done.returncode == 2
-  assert 'dprjax: error: ' in done.stderr and '(see dprjax evaluate --help)' in done.stderr
-  other = subprocess.run(
-    [sys.executable, '-m', 'dprjax.evaluate', '--nonesuch=1'],
-    capture_output=True,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(PACKAGE.parent)},
-  )
-  assert other.returncode == 2
-  assert '(see python -m dprjax.evaluate --help)' in other.stderr
-  assert done.stderr.splitlines()[0].partition(' (see')[0] == other.stderr.partition(' (see')[0]
-
-
 def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   ours = configs.shipped() / 'dptdr.py'
@@ -120,12 +101,6 @@ def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   (tmp_path / 'configs').mkdir()
   (tmp_path / 'configs' / 'dptdr.py').write_text('')
   assert configs.locate('configs/dptdr.py:nq') == 'configs/dptdr.py:nq'
-
-
-def test_an_experiment_that_is_not_there_is_named(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with refused('configs/nonesuch.py'):
-    configs.parse(['--config=configs/nonesuch.py:beir'])
 
 
 @pytest.mark.parametrize(
@@ -206,12 +181,3 @@ def test_what_comes_with_dprjax_can_be_copied(tmp_path, capsys):
   with pytest.raises(SystemExit) as end:
     command.main([f'--copy={tmp_path}/here'])
   assert end.value.code == 2 and 'configs exists' in capsys.readouterr().err
-
-
-def test_public_names_are_listed_without_importing_them():
-  code = (
-    'import sys, dprjax; print(set(dprjax.__all__) <= set(dir(dprjax)), '
-    "sorted({'jax', 'numpy', 'dprjax.models'} & set(sys.modules)))"
-  )
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
-  assert (done.stdout, done.stderr) == ('True []\n', '')

@@ -1,20 +1,13 @@
 """The command, and training on its file. mining/test_negatives.py tests mining."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
-from scipy.special import expit
 
-from dprjax import bm25, load_prompt, train
-from dprjax.text import docstrings
-from dprjax.training import exporting
 from tests.commands import mine
 from tests.refusals import named_in, refused
-from tests.retrieval.test_negatives import World, trec_lines
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.retrieval.test_negatives import World
 
 
 @pytest.fixture
@@ -72,6 +65,7 @@ def test_names_of_retrievers(world):
     (['--reranked=lost.trec'], 'lost.trec'),
     (['--reranker_prompt=qa.npz'], ('--reranker_prompt=qa.npz', '--reranker=DIR')),
     (['--reranker=ce', '--reranked=run.trec'], ('--reranker', '--reranked')),
+    (['--score_positives=true'], '--score_positives=true'),
   ],
 )
 def test_bad_flags(world, command, flags, message):
@@ -102,127 +96,3 @@ def test_a_prompt_of_pairs_scores(world, command, templates, tmp_path):
   np.testing.assert_allclose(scores, reranker.score(pairs), rtol=0, atol=1e-4)
   report = json.loads((world.folder / 'out.jsonl.json').read_text())
   assert report['reranker_prompt'] == str(path)
-
-
-@pytest.mark.slow
-def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, command, request):
-  from dprjax import rerank
-
-  model, world = request.getfixturevalue('make_cross_encoder')(), World(tmp_path)
-  words = ['json', 'decodes', 'string', 'objects', 'http', 'server', 'sends', 'a', 'xml', 'tree']
-  corpus = tmp_path / 'corpus.jsonl'
-  records = [json.loads(line) for line in corpus.read_text().splitlines()]
-  for record in records:
-    record['text'] = ' '.join(words[int(digit)] for digit in record['text'] if digit.isdecimal())
-  world.write('corpus.jsonl', map(json.dumps, records))
-  texts = [f'--queries={tmp_path}/queries.jsonl', f'--corpus={corpus}']
-  # The passages of both runs in one, to be rescored.
-  pairs = {tuple(line.split()[::2][:2]) for name in world.runs for line in world.lines(name)}
-  world.write('union.trec', [f'{query} Q0 {doc} 1 1 union' for query, doc in sorted(pairs)])
-  reranked = tmp_path / 'reranked.trec'
-  files = [f'--run={tmp_path}/union.trec', f'--out={reranked}']
-  assert command(rerank, *texts, f'--backbone={model}', *files)[0] == 0
-  scores = np.unique([float(line.split()[4]) for line in reranked.read_text().splitlines()])
-  # Half are below it, and none is near it.
-  middle = len(scores) // 2 + np.argmax(np.diff(scores[len(scores) // 2 : len(scores) // 2 + 20]))
-  threshold = expit((scores[middle] + scores[middle + 1]) / 2)
-  mined = []
-  for source in (f'--reranker={model}', f'--reranked={reranked}'):
-    runs = [f'--run={tmp_path}/{name}.trec' for name in world.runs]
-    flags = ['--sample=4', f'--threshold={threshold}', source]
-    assert command(mine, *arguments(world), *runs, *flags)[0] == 0
-    mined.append([json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()])
-  exact, given = (
-    {
-      (line['query_id'], one['docid']): (one.pop('reranker_score'), one)
-      for line in lines
-      for one in line['negative_passages']
-    }
-    for lines in mined
-  )
-  assert list(exact) == list(given)
-  for pair, (score, negative) in exact.items():
-    assert score == pytest.approx(given[pair][0], abs=1e-4) and negative == given[pair][1]
-  assert len({tuple(negative['sources']) for _, negative in exact.values()}) > 1
-
-
-def test_scores_of_positives(world, command):
-  """Scores of the reranked run, if it has them; the rest of the file is the same."""
-  folder = world.folder
-  flags = [*arguments(world, reranked='reranked.trec'), f'--run={folder}/bm25.trec', '--sample=5']
-  assert command(mine, *flags)[0] == 0
-  plain = [json.loads(line) for line in (folder / 'out.jsonl').read_text().splitlines()]
-  given = {
-    tuple(line.split()[::2][:2]): float(line.split()[4])
-    for line in (folder / 'reranked.trec').read_text().splitlines()
-  }
-  own = plain[0]['query_id'], plain[0]['positive_passages'][0]['docid']
-  with (folder / 'reranked.trec').open('a') as file:
-    file.write('' if own in given else f'{own[0]} Q0 {own[1]} 100000 -77.5 ce\n')
-  given.setdefault(own, -77.5)
-  assert command(mine, *flags, '--score_positives=true')[0] == 0
-  scored = [json.loads(line) for line in (folder / 'out.jsonl').read_text().splitlines()]
-  assert scored[0]['positive_passages'][0]['reranker_score'] == given[own]
-  for line in scored:
-    for passage in line['positive_passages']:
-      passage.pop('reranker_score', None)
-  assert scored == plain
-  status, err = command(mine, *arguments(world), f'--run={folder}/bm25.trec',
-                        '--score_positives=true')  # fmt: skip
-  assert status == 2 and named_in(err, '--score_positives=true')
-
-
-@pytest.mark.slow
-def test_training_on_a_mined_file(tmp_path, command):
-  """BM25's negatives of docstrings, denoised by made-up scores: metrics have their shares."""
-  data = tmp_path / 'data'
-  docstrings.build(str(data), packages=['email', 'json', 'logging', 'unittest', 'http'])
-  names = {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'qrels': 'qrels/train.tsv'}
-  texts = [f'--{role}={data}/{name}' for role, name in names.items()]
-  run = tmp_path / 'bm25.trec'
-  assert command(bm25, *texts, '--k=50', f'--out={run}')[0] == 0
-  rankings = {}
-  for number, line in enumerate(run.read_text().splitlines()):
-    query, _, doc, *_ = line.split()
-    rankings.setdefault(query, []).append((-5 if number % 3 else 5, doc))
-  for ranking in rankings.values():
-    ranking.sort(reverse=True)
-  reranked = tmp_path / 'reranked.trec'
-  reranked.write_text('\n'.join(trec_lines(rankings, 'ce')))
-  files = [f'--run={run}', f'--reranked={reranked}', f'--out={tmp_path}/mined.jsonl']
-  flags = ['--sample=10', '--texts=false', '--score_positives=true']
-  status, errors = command(mine, *texts, *files, *flags)
-  assert status == 0, errors
-  shares = {'denoised': 0.5, 'undenoised': 0.25, 'random': 0.25}
-  train.main(
-    [
-      f'--config={ROOT}/configs/dptdr.py:local',
-      f'--workdir={tmp_path}/run',
-      '--config.data.format=beir',
-      f'--config.data.dir={data}',
-      f'--config.data.mined_negatives={tmp_path}/mined.jsonl',
-      '--config.negatives=4',
-      *(f'--config.mix.{source}={share}' for source, share in shares.items()),
-      '--config.steps=4',
-      '--config.distillation.loss=margin_mse',
-      '--config.distillation.weight=0.5',
-      '--config.matryoshka=(32, 16)',
-    ]
-  )
-  prompt = exporting.export(tmp_path / 'run', tmp_path / 'prompt.npz', force=True)
-  assert load_prompt(prompt).meta['matryoshka'] == [32, 16]
-  lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
-  rows = [row for row in map(json.loads, lines) if 'loss' in row]
-  assert len(rows) == 2
-  for row in rows:
-    mean = (row['info_nce'] + row['distillation']) / 2
-    assert row['distillation'] > 0 and row['loss'] == pytest.approx(mean, rel=1e-4)
-    found = {name: row.get(f'negatives/{name}', 0.0) for name in (*shares, 'random_for_denoised')}
-    assert sum(found.values()) == pytest.approx(1)
-    # A denoised negative that is missing is replaced by a random one.
-    found['denoised'] += found['random_for_denoised']
-    for source, share in shares.items():
-      # 64 negatives draw their sources; 4 standard deviations.
-      assert abs(found[source] - share) < 4 * (share * (1 - share) / 64) ** 0.5
-    assert found['denoised'] > found['undenoised'] > 0 and found['random'] > 0
-    assert 0 <= row['negatives/queries_short_of_a_source'] < 0.5

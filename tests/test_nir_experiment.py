@@ -1,6 +1,5 @@
 """The verdicts and the page of experiments/nir_prompt.py, of scores that are made here."""
 
-import argparse
 import pathlib
 
 import numpy as np
@@ -42,16 +41,6 @@ def lines(tables):
   return made
 
 
-def test_verdicts_over_sets_and_seeds(tables, lines):
-  results = tables.Results(lines)
-  assert results.system('ft-*')[1].keys() == results.system('ft')[1].keys()
-  by_claim = {row[0]: row for row in tables.claims(results, numbered=True)}
-  assert by_claim.keys() == {'N1', 'N2'}  # N3 has no scores
-  assert by_claim['N1'][2] == '**undecided**' and by_claim['N2'][2] == '**held**'
-  (mean, low, high, _), seeds = results.compare(tables.ROWS[1], 'RR@10')
-  assert mean == pytest.approx(0.2, abs=0.01) and low < mean < high and seeds == 2
-
-
 def test_the_page_of_what_there_is(tables, lines):
   made = tables.page(tables.Results([one for one in lines if one['run'] != 'ft-qa']))
   assert '| scifact | test 3,000 |' in made and 'FT, a task each' not in made
@@ -67,17 +56,6 @@ def test_trainings_take_the_prompts_and_the_rate_of_others(monkeypatch):
     if run.prompts:
       assert {f'mdm-{task}' for task in run.tasks} <= nir_prompt.RUNS.keys(), name
   assert {name for part in nir_prompt.PARTS.values() for name in part} >= {'ft', 'emm'}
-
-
-def test_a_prompt_is_exported_outside_of_its_run(monkeypatch, tmp_path):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import nir_prompt
-
-  args = argparse.Namespace(seeds='0', out=tmp_path, backbone='local', updates=1)
-  made = nir_prompt.Experiment(args)
-  run = 'mdm-qa', 0, 1e-3
-  assert made.workdir(*run) not in made.exported(*run).parents  # export refuses it
-  assert made.exported(*run) != made.exported('mdm-qa', 1, 1e-3)
 
 
 def test_one_answer_is_named(monkeypatch):

@@ -269,7 +269,6 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
   [
     (('--format=peft', '--out=o'), ('PEFT', 'prompt.shift_positions=True')),
     (('--format=peft', '--out=o.npz'), ('--out=o.npz', '--format')),
-    (('--card=true', '--out=o.npz'), ('card',)),
     (('--out=o.npz', '--step=3'), ('--step', '--workdir')),
     (('--out=o.npz', '--license=mit'), ('card',)),
     (('--out=o', '--card=true', '--license=no such thing'), ('no such thing',)),
@@ -304,24 +303,6 @@ def test_prompts_that_no_other_tool_can_express(templates, command, tmp_path):
     assert status == 2 and named_in(last, 'template'), err
     assert '--format=npz' in last
   assert list(tmp_path.iterdir()) == []
-
-
-def test_a_workdir_in_every_format(trained, command, tmp_path):
-  to = f'--out={tmp_path}/model', '--format=sentence-transformers'
-  # Whether twelve updates gained depends on the processor.
-  status, err = command(export, '--force', f'--workdir={trained}', *to)
-  assert status == 0, err
-  assert load_prompt(tmp_path / 'model').meta['task'] == 'local'
-  assert load_backbone(tmp_path / 'model').sha256 == load_backbone(trained / 'backbone').sha256
-  status, err = command(
-    export, '--force', f'--workdir={trained}', f'--out={tmp_path}/adapter', '--format=peft'
-  )
-  assert status == 2 and named_in(err, 'positions', '0')
-  status, err = command(
-    export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--backbone=elsewhere'
-  )
-  assert status == 2 and named_in(err, '--backbone', '--from')
-  assert [path.name for path in tmp_path.iterdir()] == ['model']
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import pathlib
 import pytest
 
 from dprjax import plan
-from dprjax.base.errors import InputError
 from dprjax.planning import compiling, programs, tables, targets
-from tests.refusals import named_in
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = f'--config={ROOT}/configs/dptdr.py:local'
@@ -144,12 +142,3 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
     return [line for line in lines if not any(name in line for name in named)]
 
   assert body(planned) == body(trained)
-
-
-def test_a_target_without_its_compiler_is_one_line(monkeypatch, command):
-  def absent(target):
-    raise InputError(f"--target={target.name}: run: pip install 'dprjax[plan]'")
-
-  monkeypatch.setattr(targets, 'check_installed', absent)
-  status, errors = command(plan, CONFIG, '--target=v5e:2x4')
-  assert status == 2 and named_in(errors, 'dprjax[plan]')

@@ -408,7 +408,7 @@ def test_the_launcher_passes_on_what_is_said_and_how_it_ends(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
 def test_the_launcher_leaves_no_orphans(tmp_path, number):
   script = tmp_path / 'script.py'
   script.write_text('import sys, time\nprint("here", flush=True)\ntime.sleep(600)\n')
@@ -418,11 +418,7 @@ def test_the_launcher_leaves_no_orphans(tmp_path, number):
   assert len(pids) == 2
   pod.process.send_signal(number)
   status, _ = pod.end(30)
-  assert status in (
-    128 + number,
-    -signal.SIGKILL,
-    1,
-  )  # Python itself ends with 1 at SIGINT, after a traceback
+  assert status in (128 + number, -signal.SIGKILL)
   wait_for(lambda: not any(pathlib.Path(f'/proc/{pid}').exists() for pid in pids), 10)
 
 

@@ -9,16 +9,13 @@ import sys
 import threading
 import time
 
-import jax
 import pytest
 
 import generation
 from dprjax import queries
 from dprjax.generation import endpoint, passages, prompts
 from dprjax.generation.prompts import Request
-from dprjax.models import hub
-from dprjax.models.family import find
-from dprjax.text import sources, tokenizing
+from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
 from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import PassageRecord
@@ -92,24 +89,6 @@ def contents(folder):
 
 def lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_folder_of_documents_is_cut_into_passages(folder, command, server):
-  (folder / 'documents').mkdir()
-  for row in ROWS:
-    text = f'# {row["title"]}\n\n{row["text"]}\n'
-    (folder / 'documents' / f'{row["_id"]}.md').write_text(text)
-  status, log = command(
-    queries, '--corpus=documents', '--out=made', f'--endpoint={server.url}', '--model=m'
-  )
-  assert status == 0, log
-  whole = lines(folder / 'made/corpus.jsonl')
-  assert [row['_id'] for row in whole] == [f'{row["_id"]}.md#0' for row in ROWS]
-  (folder / 'empty').mkdir()
-  command_refused(
-    command(queries, '--corpus=empty', '--out=none', f'--endpoint={server.url}', '--model=m'),
-    'empty',
-  )
 
 
 def test_a_sample_is_the_same_of_a_seed_and_leaves_out_short_passages():
@@ -308,55 +287,6 @@ def test_after_a_kill_the_same_command_asks_the_rest_and_writes_the_same_bytes(
   assert contents(folder / 'killed') == contents(folder / 'whole')
   assert not [path for path in folder.iterdir() if path.name.startswith('.')]
   assert {one['id'] for one in lines(kept)} == {row['_id'] for row in ROWS}
-
-
-@pytest.mark.slow
-def test_a_decoder_of_dprjax_is_asked(folder, command):
-  """The server of experiments/generation.py on a tiny random Llama, greedy."""
-  tokenizer = tokenizing.train_wordpiece(
-    (f'{row["title"]} {row["text"]} {prompts.TEMPLATE}' for row in ROWS), 400, folder / 'words'
-  )
-  config = find('llama').read_config(
-    {
-      'model_type': 'llama',
-      'vocab_size': tokenizer.vocab_size,
-      'hidden_size': 16,
-      'num_hidden_layers': 2,
-      'num_attention_heads': 4,
-      'num_key_value_heads': 2,
-      'intermediate_size': 24,
-      'max_position_embeddings': 512,
-      'initializer_range': 0.5,
-    }
-  )
-  params = hub.init_params(config, jax.random.key(3))
-  hub.save_backbone(folder / 'model', config, params, source=folder / 'words')
-  decoder = generation.Decoder(folder / 'model', batch=4, chat='{prompt}', end='[SEP]')
-  server = generation.serve(decoder.answer)
-  url = f'http://127.0.0.1:{server.server_port}/v1'
-  flags = [f'--endpoint={url}', '--model=tiny', '--max_tokens=9', '--temperature=0']
-  flags += ['--corpus=corpus.jsonl', '--min_words=1', '--out=made']
-  try:
-    status, log = command(queries, *flags)
-    assert status == 0, log
-    kept = {one['id']: one for one in lines(folder / 'made.answers.jsonl')}
-    assert kept.keys() == {row['_id'] for row in ROWS}
-    before = contents(folder)
-    assert command(queries, *flags)[0] == 0 and contents(folder) == before
-  finally:
-    server.shutdown()
-    server.server_close()
-  # Its answers are those of the model by itself, and the queries come from them.
-  for one in kept.values():
-    ids = decoder.tokenizer.encode(one['prompt'], add_special_tokens=False).ids
-    (new,) = generation.generate(decoder.config, decoder.params, [ids], 9, decoder.end)
-    assert one['answer'] == decoder.tokenizer.decode(new) and one['tokens'] == [len(ids), len(new)]
-    assert one['finish'] == ('length' if len(new) == 9 else 'stop')
-  data = sources.load_dataset(sources.Source('made', 'beir', 'train'))
-  assert data.queries
-  for query in data.queries:
-    [passage] = data.positives(query.id)
-    assert query.text in kept[passage]['answer']
 
 
 def test_prompts_are_keyed_by_all_that_decides_an_answer():

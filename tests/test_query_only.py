@@ -81,19 +81,6 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, go, tmp_path):
   assert files_of(tmp_path / 'run' / 'passages') == before
 
 
-def test_passages_are_those_of_the_bare_backbone(folder, trained):
-  """The folder equals that of ``dprjax.encode`` for the corpus, with all its ids."""
-  found = embeddings.load_embeddings(folder / 'run' / 'passages')
-  lines = (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
-  records = [json.loads(line) for line in lines]
-  assert found.ids == [record['_id'] for record in records]
-  bare = Retriever.load(trained / 'backbone', pooling='mean', normalize=True, passage_max_length=32)
-  texts = [f'{record.get("title", "")} {record["text"]}'.strip() for record in records[:40]]
-  np.testing.assert_allclose(found.vectors()[:40], bare.encode(texts), atol=1e-5)
-  meta = found.meta
-  assert (meta.prompt_sha256, meta.query_prompt_sha256, meta.max_length) == (None, None, 32)
-
-
 def encode_queries(command, trained, prompt, out, *flags):
   paths = [f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--out={out}', '--side=query']
   data = trained / 'data'
@@ -167,23 +154,6 @@ def test_embeddings_that_are_there_train_the_same_prompt(folder, go, tmp_path):
   assert metrics_of(tmp_path / 'run') == metrics_of(folder / 'run')
 
 
-@pytest.mark.slow
-def test_the_whole_corpus_may_be_the_negatives(folder, go, trained, tmp_path):
-  shutil.copytree(folder / 'run' / 'passages', tmp_path / 'passages')
-  status, err = go(
-    tmp_path / 'run',
-    '--config.corpus_negatives=-1',
-    '--config.negatives=0',
-    '--config.loss_rows=5',
-    '--config.eval.corpus_limit=0',
-    f'--config.data.passage_embeddings={tmp_path}/passages',
-  )
-  assert status == 0, err
-  total = len(embeddings.load_embeddings(tmp_path / 'passages'))
-  rows = [row for row in metrics_of(tmp_path / 'run') if 'loss' in row]
-  assert all(0.9 * total < row['negatives'] < total for row in rows)
-
-
 def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path):
   config = configs.parse([*flags, '--config.prompt.regularization=0.5'])
   backbone = hub.load_backbone(f'{trained}/backbone')
@@ -232,15 +202,6 @@ def test_embeddings_of_something_else_are_refused(
   'more, words',
   [
     (['--config.data.passage_embeddings=nowhere'], ('nowhere',)),
-    (
-      ['--config.prompt.sides=passage'],
-      (
-        'both',
-        'query',
-        'config.prompt.sides',
-      ),
-    ),
-    (['--config.method=pretrain'], ('config.method', 'pretrain')),
     (['--config.corpus_negatives=100000'], ('-1',)),
   ],
   ids=str,

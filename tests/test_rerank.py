@@ -6,11 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
-from etils import epath
 
 from dprjax import CrossEncoder, rerank
 from dprjax.base import files
-from dprjax.retrieval import rescoring
 from dprjax.retrieval.folder import passages_of
 from dprjax.text import trec
 from tests.refusals import command_refused
@@ -198,18 +196,6 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   assert not parts.exists() and not list(folder.glob('.*'))
 
 
-def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
-  parts = rescoring._Parts(epath.Path(tmp_path / 'out.parts'), {'a': 1}, 3, 3)
-  parts.save(0, np.array([1, np.nan, 2], np.float32))
-  assert parts.load(0) is None
-  parts.save(0, np.array([1, 0, 2], np.float32))
-  assert parts.load(0).tolist() == [1, 0, 2]
-  # Scores of another run with as many pairs.
-  other = rescoring._Parts(epath.Path(tmp_path / 'other.parts'), {'a': 2}, 3, 3)
-  other._file(0).write_bytes(parts._file(0).read_bytes())
-  assert other.load(0) is None
-
-
 @pytest.mark.slow
 def test_other_folders_and_reports_beside_the_run(go, folder, expected):
   parts = folder / 'out.trec.parts'
@@ -245,34 +231,6 @@ def test_unknown_ids_are_counted_and_named(go, folder, expected):
   command_refused(go(), 'run.trec')
 
 
-def test_texts_in_several_files(go, folder, expected):
-  lines = (folder / 'corpus.jsonl').read_text().splitlines()
-  (folder / 'corpus.jsonl').write_text('\n'.join(lines[:4]) + '\n')
-  (folder / 'more.jsonl').write_text('\n'.join(lines[4:]) + '\n')
-  assert go(f'--corpus={folder}/more.jsonl')[0] == 0
-  check(folder / 'out.trec', expected(RUN))
-  (folder / 'more.jsonl').write_text('\n'.join(lines[3:]) + '\n')
-  command_refused(
-    go(f'--corpus={folder}/more.jsonl'),
-    'more.jsonl',
-    'd3',
-  )
-
-
-@pytest.mark.parametrize(
-  ('line', 'words'),
-  [
-    ('q1 Q0 d0 1 nan x', ['nan']),
-    ('q1 Q0 d2 9 99.0 x', ['q1']),
-  ],
-)
-def test_bad_runs(go, folder, line, words):
-  with (folder / 'run.trec').open('a') as file:
-    file.write(line + '\n')
-  command_refused(go(), 'run.trec', 'line 11', *words)
-  assert not (folder / 'out.trec').exists() and not (folder / 'out.trec.parts').exists()
-
-
 def test_the_passages_of_a_retriever(command, go, folder, make_cross_encoder, tmp_path):
   assert go()[0] == 0
   place = passages_of(tmp_path / 'mine')
@@ -296,12 +254,9 @@ def test_the_passages_of_a_retriever(command, go, folder, make_cross_encoder, tm
 
 
 def test_missing_files_and_bad_flags(go, folder, tmp_path):
-  command_refused(go(f'--run={folder}/none.trec'), 'none.trec')
-  command_refused(go(f'--queries={folder}/none.jsonl'), 'none.jsonl')
   command_refused(go(f'--backbone={folder}/none'), 'none')
   command_refused(go('--max_length=500'), 'max_length', '500', '48')
   command_refused(go('--depth=0'), '--depth')
-  command_refused(go(f'--out={folder}'), '--out')
   assert not (folder / 'out.trec').exists()
 
 

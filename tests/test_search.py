@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import pathlib
@@ -32,7 +31,6 @@ def embeddings(tmp_path_factory, write_embeddings):
   for name, changes in (
     ('queries', {}),
     ('prompt', {'prompt_sha256': None}),
-    ('shifted', {'shift_positions': True}),
   ):
     write_embeddings(folder / name, QUERY_IDS, QUERIES, side='query', **changes)
   write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], side='query')
@@ -43,7 +41,6 @@ def embeddings(tmp_path_factory, write_embeddings):
   ):
     write_embeddings(folder / name, PASSAGE_IDS, PASSAGES, shard_rows=200, **changes)
   write_embeddings(folder / 'short', PASSAGE_IDS, codes.cut(PASSAGES, 8, True), shard_rows=200)
-  write_embeddings(folder / 'unfinished', ['a', 'b'], PASSAGES[:2], finish=False)
   with (folder / 'damaged' / 'embeddings-00001-of-00003.npy').open('r+b') as file:
     file.seek(-1, 2)
     file.write(b'!')
@@ -100,32 +97,6 @@ def test_equals_numpy(folder, index):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'index, several',
-  [('exact', True), pytest.param('scann', False, marks=needs_scann)],
-)
-def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, several):
-  """Thirty passages of the same text, in three shards, and ids of one to three digits."""
-  ids = [str(i) for i in range(80, 120)]
-  vectors = np.concatenate([np.tile(PASSAGES[:1], (30, 1)), PASSAGES[:10]])
-  write_embeddings(folder / 'twins', ids, vectors, shard_rows=15)
-  flags = ['--corpus=twins', '--queries=queries', f'--index={index}']
-  flags += ['--queries=queries'] if several else []
-  for k in (1, 5, 29, 1000):
-    search.main([*flags, f'--out={k}.trec', f'--k={k}'])
-  whole = documents('1000.trec')
-  for k in (1, 5, 29):
-    assert documents(f'{k}.trec') == {query: found[:k] for query, found in whole.items()}
-  equal = sorted([*ids[:30], ids[30]], reverse=True)
-  if index == 'scann':
-    for k in (1, 5, 29):
-      assert json.loads((folder / f'{k}.trec.json').read_text())['recall'][f'recall@{k}'] == 1
-  assert equal[0] == '99' and all(
-    [doc for doc in found if doc in equal] == equal for found in whole.values()
-  )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
   'stored, index',
   [('int8', 'exact'), ('binary', 'exact'), pytest.param('short', 'scann', marks=needs_scann)],
 )
@@ -173,35 +144,6 @@ def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
   )
 
 
-@pytest.mark.slow
-def test_many_folders_are_searched_as_one(folder, write_embeddings):
-  for name, rows in (('part-0', slice(0, 170)), ('part-1', slice(170, 500))):
-    write_embeddings(folder / name, PASSAGE_IDS[rows], PASSAGES[rows])
-  arguments = ['--queries=queries', '--index=exact', '--k=30']
-  search.main(['--corpus=corpus', '--out=one.trec', *arguments])
-  for out, given in (
-    ('pattern', ['--corpus=part-*']),
-    ('named', ['--corpus=part-1', '--corpus=part-0']),
-  ):
-    search.main([*given, f'--out={out}.trec', *arguments])
-    assert (folder / f'{out}.trec').read_bytes() == (folder / 'one.trec').read_bytes()
-  with pytest.raises(SystemExit):
-    search.main(['--corpus=none-*', '--out=run.trec', *arguments])
-
-
-@needs_scann
-def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
-  arguments = ['--queries=queries', '--index_dir=index', '--k=20']
-  search.main(['--corpus=corpus', '--out=a.trec', *arguments])
-  kept = (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns
-  search.main(['--corpus=corpus', '--out=b.trec', *arguments])
-  assert (folder / 'a.trec').read_bytes() == (folder / 'b.trec').read_bytes()
-  assert (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns == kept
-  write_embeddings(folder / 'other', PASSAGE_IDS, -PASSAGES)
-  search.main(['--corpus=other', '--out=c.trec', *arguments])
-  assert documents('c.trec') != documents('a.trec')
-
-
 @needs_scann
 def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   flags = ['--corpus=corpus', '--queries=queries', '--index_dir=index', '--k=20']
@@ -222,19 +164,6 @@ def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   (folder / 'index' / 'dataset.npy').write_bytes(content)
   status, err = command(search, *flags, '--out=d.trec')
   assert status == 2 and named_in(err, 'dataset.npy')
-
-
-def test_passages_that_come_twice(folder, command, write_embeddings):
-  write_embeddings(folder / 'twice', ['a', 'b', 'c'], PASSAGES[:3], shard_rows=1)
-  names = [folder / 'twice' / f'ids-0000{number}-of-00003.txt' for number in range(3)]
-  names[2].write_text('a\n')
-  manifest = json.loads((folder / 'twice' / 'manifest.json').read_text())
-  manifest['shards'][2]['ids_sha256'] = hashlib.sha256(b'a\n').hexdigest()
-  manifest['ids_sha256'] = hashlib.sha256(b'a\nb\na\n').hexdigest()
-  (folder / 'twice' / 'manifest.json').write_text(json.dumps(manifest))
-  flags = ['--corpus=twice', '--queries=queries', '--out=run.trec', '--index=exact']
-  command_refused(command(search, *flags), 'passages', 'a')
-  assert not (folder / 'run.trec').exists()
 
 
 def test_pipes_devices_and_links_stay_what_they_are(folder, command):
@@ -261,12 +190,10 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
   'flags, named',
   [
     (['--corpus=nowhere'], ['nowhere']),
-    (['--corpus=unfinished'], ['unfinished']),
     (['--corpus=damaged'], ['damaged/embeddings-00001-of-00003.npy']),
     (['--corpus=queries'], ['--corpus']),
     (['--queries=corpus'], ['--queries']),
     (['--queries=prompt'], ['prompt_sha256']),
-    (['--queries=shifted'], ['shift_positions']),
     (['--queries=dimension'], ['dimension', '16', '8', '--dimensions=8']),
     (['--dimensions=17'], ['--dimensions=17']),
     (['--rescore=short'], ['--rescore', '--queries', 'dimension']),
@@ -283,7 +210,6 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
     (['--index_dir=report.json'], ['report.json']),
     (['--k=1000001'], ['--k']),
     (['--search_param=nprobe=nan'], ['--search_param']),
-    (['--index=faiss'], ['--index']),
   ],
 )
 def test_bad_input(folder, command, flags, named):

@@ -39,9 +39,7 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
     for flags, says in (
       (('--host=0.0.0.0',), ('--host=0.0.0.0', '--keys')),
       ((f'--keys={tmp_path / "none"}',), 'none'),
-      (('--allowed_hosts=a*b',), '--allowed_hosts=a*b'),
       (('--cors=*',), '--cors=*'),
-      (('--rows=0',), '4096'),
       (('--index=a',), 'NAME=VALUE'),
       (('--index=a=x', '--index=a=y'), ('--index', 'a')),
       (('--texts=a=x',), ('--texts=a', '--index')),
@@ -52,30 +50,6 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
     ):
       status, err = command(serve, *required, *flags)
       assert status == 2 and named_in(err.splitlines()[-1], says), err
-
-
-@pytest.mark.slow
-def test_a_retriever_is_served_with_its_index(small, tmp_path):  # noqa: F811
-  small.write(tmp_path, 'qa', 2)
-  found = Retriever.load(small.path, tmp_path / 'qa.npz')
-  found.index({'a': 'json', 'b': 'an http message', 'c': 'xml'})
-  found.save(tmp_path / 'mine')
-  given, _ = flags.parse(serve.Flags, [f'--retriever={tmp_path}/mine', *SMALL])
-  app = serve._make_app(serve._whole(given))
-  try:
-    app.start()
-    with running(app) as address:
-      body = json.dumps({'model': 'prompt', 'query': ['read json', 'http'], 'k': 2}).encode()
-      asked = urllib.request.Request(
-        f'{address}/v1/search', body, {'content-type': 'application/json'}
-      )
-      with urllib.request.urlopen(asked) as answer:
-        results = json.load(answer)['results']
-  finally:
-    app.engine.close()
-  expected = [[hit.id for hit in hits] for hits in found.search(['read json', 'http'], k=2)]
-  assert [[hit['id'] for hit in hits] for hits in results] == expected
-  assert results[0][0]['text']
 
 
 @pytest.mark.slow

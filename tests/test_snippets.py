@@ -1,9 +1,9 @@
-"""The snippets of docs/other-tools.md, run as they stand there: with stand-ins of the interfaces,
-and with the tools themselves where they are installed.
+"""The snippets of docs/other-tools.md, run as they stand there, with stand-ins of the interfaces.
+
+tests/test_walkthrough.py runs them with the tools themselves, where they are installed.
 """
 
 import abc
-import importlib
 import pathlib
 import re
 import sys
@@ -63,20 +63,16 @@ def snippet(title):
   return block
 
 
-@pytest.fixture(params=['stand-in', 'real'])
-def run(request, monkeypatch):
+@pytest.fixture
+def run(monkeypatch):
   """``run(title, name, stand_in)`` -> the object that the snippet calls ``name``."""
 
   def execute(title, name, stand_in):
     [module] = re.findall(rf'^from (\S+) import {stand_in.__name__}$', snippet(title), re.MULTILINE)
-    if request.param == 'real':
-      pytest.importorskip(module, reason=f'pip install {module.partition(".")[0]}')
-      importlib.import_module(module)
-    else:
-      parts = module.split('.')
-      for end in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, '.'.join(parts[:end]), types.ModuleType(parts[end - 1]))
-      setattr(sys.modules[module], stand_in.__name__, stand_in)
+    parts = module.split('.')
+    for end in range(1, len(parts) + 1):
+      monkeypatch.setitem(sys.modules, '.'.join(parts[:end]), types.ModuleType(parts[end - 1]))
+    setattr(sys.modules[module], stand_in.__name__, stand_in)
     values = {}
     exec(snippet(title), values)
     return values[name]
@@ -90,7 +86,6 @@ def retriever(small, tmp_path_factory):  # noqa: F811
   return Retriever.load(small.path, prompt, batch_size=8)
 
 
-@pytest.mark.filterwarnings('ignore')
 def test_langchain(run, retriever):
   embeddings = run('LangChain', 'PromptEmbeddings', Embeddings)(retriever)
   found = embeddings.embed_documents(TEXTS)
@@ -100,7 +95,6 @@ def test_langchain(run, retriever):
   np.testing.assert_array_equal(np.float32(found), retriever.encode(TEXTS[:1], 'query')[0])
 
 
-@pytest.mark.filterwarnings('ignore')
 def test_llamaindex(run, retriever):
   embedding = run('LlamaIndex', 'PromptEmbedding', BaseEmbedding)(retriever, embed_batch_size=2)
   passages = retriever.encode(TEXTS, 'passage')

@@ -1,6 +1,5 @@
 """The training command, run as a user would run it."""
 
-import collections
 import contextlib
 import hashlib
 import json
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,6 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.models import artifact, encoder, hub
 from dprjax.retrieval import choosing, folder
@@ -32,7 +29,6 @@ from dprjax.text.qrels import read_qrels
 from dprjax.training import baseline, checkpoint, choice, optim, stored_config, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
-from dprjax.training import train as training
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in
@@ -191,26 +187,6 @@ def test_a_finished_run_is_left_as_it_is(finished, again, tmp_path):
   assert status == 0 and 'done at step 12' in err and 'compiling' not in err
   assert metrics_of(tmp_path / 'run') == metrics_of(run)
   assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable_of(run)[1])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('alone')
-def test_a_prompt_with_dropout_chunks_and_rounded_weights(go, tmp_path):
-  flags = [
-    '--config.prompt.dropout=0.3',
-    '--config.prompt.dropout_scope=batch',
-    '--config.backbone.dropout=0.1',
-    '--config.backbone.remat=True',
-    '--config.backbone.frozen_dtype=bfloat16',
-    '--config.backbone.dtype=bfloat16',
-    '--config.grad_cache=2',
-    '--config.data.dev_split=',
-    '--config.steps=2',
-  ]
-  status, err = go('dptdr.py:local', *flags)
-  assert status == 0, err
-  [(name, leaf)] = trainable_of(tmp_path / 'run')[1].items()
-  assert name == 'prompt/prefix' and leaf.dtype == np.float32
 
 
 # Stopping and going on.
@@ -457,29 +433,6 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('alone')
-def test_text_is_read_once_for_all_folds(go, trained, monkeypatch, tmp_path):
-  data, opened = tmp_path / 'data', collections.Counter()
-  shutil.copytree(trained / 'data', data)
-  open_bytes = reading.open_bytes
-
-  def counting(path, what='file'):
-    opened[pathlib.Path(path).name] += 1
-    return open_bytes(path, what)
-
-  monkeypatch.setattr(reading, 'open_bytes', counting)
-  flags = [
-    f'--config.data.dir={data}',
-    f'--config.data.token_cache={tmp_path}/token_cache',
-    '--config.data.folds=2',
-    '--config.steps=1',
-  ]
-  status, err = go('dptdr.py:local,linear', *flags)
-  assert status == 0 and err.count('fold 2 of 2') == 1, err
-  assert opened['corpus.jsonl'] == opened['queries.jsonl'] == opened['train.tsv'] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('alone')
 def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   # So many passages that scores of near parameters differ.
   flags = [
@@ -492,25 +445,6 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   assert_goes_on(tmp_path / 'run', lambda: go('dptdr.py:local', *flags))
   rows = metrics_of(tmp_path / 'run')
   assert any(row['dev/gain'] for row in rows if row['step'] and 'dev/gain' in row)
-
-
-@pytest.mark.parametrize(
-  ('text', 'options', 'causal', 'start'),
-  [
-    ('auto', {}, True, True),
-    ('auto', {}, False, False),
-    ('auto', {'length': 0}, True, False),
-    ('auto', {'reparam': 'mlp'}, True, False),
-    ('auto', {'kind': 'lora'}, True, False),
-    ('', {}, True, False),
-    ('some words', {}, False, True),
-  ],
-)
-def test_a_prompt_of_a_causal_backbone_starts_from_a_text(text, options, causal, start):
-  options = {f'prompt__{name}': value for name, value in ({'length': 3} | options).items()}
-  config = with_options(prompt__init_text=text, **options)
-  found = training.start_text(config, types.SimpleNamespace(causal=causal))
-  assert bool(found) == start and (found == text or text == 'auto')
 
 
 @pytest.mark.slow
@@ -646,25 +580,19 @@ def test_missing_arguments(command, go, tmp_path):
   'flags, words',
   [
     (['--config.prompt.lenght=3'], ['lenght']),
-    (['--config.prompt.length=many'], ['prompt.length']),
     (['--config.batch_size=20'], ['batch_size', '20', '8']),
-    (['--config.grad_cache=16'], ['batch_size', '16']),
     (['--config.mesh.data=3'], ['config.mesh', '8']),
     (['--config.method=dpt'], ['config.method', 'dpt']),
     (["--config.trainable=('promt/.*',)"], ['trainable', 'promt']),
-    (["--config.trainable=('(',)"], ['trainable']),
     (["--config.optim.learning_rate_rules=(('.*', float('nan')),)"], ['learning_rate_rules']),
     (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
-    (['--config.data.query_max_length=5000'], ['config.data.query_max_length', '5000', '512']),
     (
       ['--config.data.passage_max_length=510', '--config.prompt.shift_positions=True'],
       ['config.data.passage_max_length', '508'],
     ),
     (['--config.prompt.init_from=none.npz'], ['none.npz']),
     (['--config.data.dir=none'], ['none']),
-    (['--config.data.format=dpr'], ['dpr']),
     (['--config.data.train_split=trian'], ['trian']),
-    (['--config.backbone.path=./none'], ['none']),
     (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),
   ],
 )
@@ -768,30 +696,6 @@ def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
   assert files_of(folders) == before
 
 
-@pytest.mark.slow
-def test_damaged_files_of_a_workdir(command, trained, tmp_path):
-  run = tmp_path / 'run'
-  shutil.copytree(trained, run)
-  flags = [f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}']
-  before = files_of(run)
-  (run / 'dev.tsv').write_text('junk')  # made of the data: written anew
-  assert command(train, *flags)[0] == 0
-  assert files_of(run)['dev.tsv'] == before['dev.tsv']
-  row = next(
-    path for path in (run / 'token_cache' / 'train' / 'passages').iterdir() if 'record' in path.name
-  )
-  for path, words in (
-    (row, row.name),
-    (run / 'checkpoints' / '12' / 'metrics' / 'metrics', 'metrics/metrics'),
-    (run / 'metrics.jsonl', 'metrics.jsonl'),
-  ):
-    content = path.read_bytes()
-    path.write_bytes(content[:-3] + b'}\xff\n')
-    command_refused(command(train, *flags), words)
-    path.write_bytes(content)
-  assert command(train, *flags)[0] == 0
-
-
 def test_two_trainings_at_once(command, trained):
   from dprjax.training import workdir
 
@@ -815,72 +719,6 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, monkeypatch):
   lines = [line for line in err.splitlines() if line.startswith('dprjax: error')]
   assert process.returncode == 130 and 'Traceback' not in err, err
   assert len(lines) == 1 and lines[0].startswith('dprjax: error: interrupted')
-
-
-TWO_RATES = """
-from dprjax.training import config as defaults
-
-
-def get_config():
-  c = defaults.sibling({recipe!r}, 'dptdr').get_config('local')
-  c.alternatives = {{'slow': {{'optim': {{'learning_rate': 1e-5}}}}, 'fast': {{}}}}
-  c.optim.learning_rate = 0.05
-  return c
-"""
-
-
-@pytest.mark.slow
-def test_the_better_of_two_experiments_also_after_an_interruption(
-  command, reuse, monkeypatch, tmp_path
-):
-  from dprjax import export
-
-  config = tmp_path / 'two.py'
-  config.write_text(TWO_RATES.format(recipe=str(ROOT / 'configs' / 'x.py')))
-  run, save = tmp_path / 'run', checkpoint.Checkpoints.save
-
-  def begin():
-    with devices.one():
-      return command(
-        train,
-        f'--config={config}',
-        f'--workdir={run}',
-        *reuse,
-        f'--config.data.token_cache={tmp_path}/token_cache',
-      )
-
-  def fail_in_the_second(self, step, *rest):
-    if self.folder.parent == run / 'alternatives' / 'slow' and step == 8:
-      raise InputError('no room')
-    save(self, step, *rest)
-
-  monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second)
-  command_refused(begin(), 'no room')
-  command_refused(command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz'), 'fast')
-  monkeypatch.undo()
-  before = trainable_of(run / 'alternatives' / 'fast')[1]
-  status, err = begin()
-  assert status == 0 and 'resuming after step 6 of 12' in err, err
-  found = json.loads((run / 'selection.json').read_text())
-  scores = {name: gain['best'] for name, gain in found['gains'].items()}
-  for name, best in scores.items():
-    rows = metrics_of(run / 'alternatives' / name)
-    assert best == max(row['dev/nDCG@10'] for row in rows if row.get('step') and 'dev/gain' in row)
-  assert found['chosen'] == max(scores, key=scores.get) and len(set(scores.values())) == 2
-  assert_same_bits(trainable_of(run / 'alternatives' / 'fast')[1], before)
-  chosen = run / 'alternatives' / found['chosen']
-  assert f'chosen: {found["chosen"]}' in err and f'--workdir={chosen}' in err
-  status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
-  assert status == 0, err
-  status, err = command(export, f'--workdir={chosen}', f'--out={tmp_path}/q.npz', '--force')
-  assert status == 0, err
-  ours, same = (artifact.load_prompt(tmp_path / f'{name}.npz') for name in 'pq')
-  assert_same_bits(ours.arrays, same.arrays)
-  # An experiment without them is another one.
-  status, err = command(
-    train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}', *reuse
-  )
-  assert status == 2 and named_in(err, '--workdir'), err
 
 
 def write_found(folder, count):
@@ -935,21 +773,3 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
     assert status == 0 and 'one at step 1' in err and not (run / 'saturated.json').exists()
     assert steps_of(run) == [1]
-
-
-@pytest.mark.parametrize(
-  'flags',
-  [
-    ['--config.backbone.path=./none'],
-    ['--config.data.train_split=none'],
-    ['--config.prompt.init_from=none.npz'],
-    ["--config.trainable=('(',)"],
-    ["--config.optim.learning_rate_rules=(('.*', -1.0),)"],
-    ["--config.optim.learning_rate_rules=(('.*', float('nan')),)"],
-    ['--config.eval.measure=none'],
-    ['--config.method=none'],
-  ],
-)
-def test_a_training_that_cannot_begin_leaves_nothing(go, tmp_path, flags):
-  command_refused(go('dptdr.py:local', *flags))
-  assert list(tmp_path.iterdir()) == []

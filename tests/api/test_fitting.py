@@ -172,14 +172,3 @@ def test_what_cannot_be_used_leaves_nothing(change, named, texts, tmp_path):
   with refused(named):
     dprjax.fit('nowhere', workdir=tmp_path / 'runs' / 'one', **given)
   assert list(tmp_path.iterdir()) == []
-
-
-def test_recipes_and_options():
-  assert fitting._recipe('both,lora') == 'configs/dptdr.py:beir,both,lora'
-  assert fitting._recipe('auto') == 'configs/dptdr.py:beir'
-  assert fitting._recipe('mine.py') == 'mine.py'
-  assert fitting._words({'prompt': {'length': 3}, 'matryoshka': [8, 4], 'task': 'x y'}) == [
-    '--config.prompt.length=3',
-    '--config.matryoshka=(8, 4)',
-    '--config.task=x y',
-  ]

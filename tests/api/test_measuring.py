@@ -104,13 +104,8 @@ def test_arguments_are_checked():
     dprjax.fuse({'one': RUN, 'other': WORSE}, 'best')
   with refused('one'):
     dprjax.fuse({'one': RUN})
-  with refused('three'):
-    dprjax.fuse({'one': RUN, 'other': WORSE}, weights={'one': 1, 'three': 1})
   with refused('relevant'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, relevant=RELEVANT)
-  with refused('weights'):
-    learnt = {'relevant': RELEVANT, 'weights': {'one': 1, 'other': 0}}
-    dprjax.fuse({'one': RUN, 'other': WORSE}, 'learned', **learnt)
   with refused('nonsense'):
     dprjax.evaluate(RUN, RELEVANT, ['nonsense'])
 

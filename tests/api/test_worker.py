@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -82,18 +81,6 @@ def test_an_interrupt_asks_a_training_to_save():
 
   interrupted(work)
   assert done == ['saved'] and not stopping.ask()
-
-
-def test_logging_stays_as_it_was():
-  from absl import logging as absl
-
-  root = logging.getLogger()
-  handlers, root.handlers = root.handlers, []
-  try:
-    worker.apart(lambda: absl.error('orbax speaks'))
-    assert root.handlers == []
-  finally:
-    root.handlers = handlers
 
 
 def test_the_bar_is_drawn_in_a_thread_that_hears_no_interrupt(monkeypatch):

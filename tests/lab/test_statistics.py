@@ -37,17 +37,3 @@ def test_uniformity_in_blocks_equals_the_pairs_one_by_one():
   x = random_units(2 * analysis._BLOCK + 3, 3).astype(np.float32)
   pairs = scipy.spatial.distance.pdist(x.astype(np.float64), 'sqeuclidean')
   assert analysis.uniformity(x) == pytest.approx(math.log(np.mean(np.exp(-2 * pairs))), rel=1e-9)
-
-
-def test_raw_vectors_as_in_plain_numpy():
-  # Some 160 apart, as in DPTDR Table 8: no kernel is above 0 in float64.
-  draw = np.random.default_rng(0)
-  x, y = (12 * draw.normal(size=(50, 4)).astype(np.float32) + 5 for _ in range(2))
-  squares = [np.sum((a - b) ** 2) for a, b in zip(x.astype(float), y.astype(float), strict=True)]
-  assert analysis.alignment(x, y) == pytest.approx(np.mean(squares)) and np.mean(squares) > 161
-  x *= 100
-  pairs = [np.sum((x[i].astype(float) - x[j]) ** 2) for i in range(50) for j in range(i)]
-  nearest = min(pairs)
-  assert math.exp(-2 * nearest) == 0
-  expected = -2 * nearest + math.log(np.mean(np.exp([-2 * (pair - nearest) for pair in pairs])))
-  assert analysis.uniformity(x) == pytest.approx(expected)

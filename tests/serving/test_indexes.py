@@ -1,16 +1,13 @@
 """Served indexes of smaller vectors, and a prompt of pairs as a served reranker."""
 
-import json
-
 import numpy as np
 import pytest
 
 import dprjax
 from dprjax.encoding import codes
-from dprjax.retrieval import bm25_index, exact, folder, fusion
+from dprjax.retrieval import exact
 from dprjax.serving import turns
 from dprjax.serving.indexes import ServedIndex, ServedReranker, probabilities
-from dprjax.text.texts import Text
 
 
 def search(index, queries, texts, k):
@@ -52,27 +49,6 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   for k in (1, 5, 7):
     (hits,) = search(index, np.ones((1, 4), np.float32), [''], k)
     assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
-
-
-@pytest.mark.slow
-def test_a_hybrid_index_is_fused_with_bm25(tmp_path, write_embeddings):
-  ids, texts = ['a', 'b', 'c'], ['red apples', 'green pears', 'green apples']
-  how = fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=2)
-  (tmp_path / 'x').mkdir()
-  folder.describe(tmp_path / 'x', 'backbone', 'b' * 64, name='x', how=how)
-  passages = [Text(*one) for one in zip(ids, texts, strict=True)]
-  write_embeddings(folder.vectors_of(tmp_path / 'x'), ids, np.eye(3, dtype=np.float32))
-  bm25_index.save(bm25_index.build(ids, texts), tmp_path / 'x' / 'index' / 'bm25', 'fingerprint')
-  lines = [json.dumps({'id': one.id, 'text': one.text}) for one in passages]
-  folder.passages_of(tmp_path / 'x').write_text('\n'.join(lines))
-  index = ServedIndex('x', tmp_path / 'x')
-  index.compile()
-  # By the vectors a, b; c, a. By only the word b; none.
-  vectors = np.array([[2, 1, 0], [1, 0, 2]], np.float32)
-  found = search(index, vectors, ['pear', 'plums'], 2)
-  assert [[hit.id for hit in hits] for hits in found] == [['b', 'a'], ['c', 'a']]
-  assert [hit.score for hit in found[0]] == pytest.approx([1 / 61 + 1 / 62, 1 / 61])
-  assert found[0][0].text == 'green pears'
 
 
 @pytest.mark.slow

@@ -61,7 +61,6 @@ def test_a_table_for_each_tenant(tmp_path):
     (f'[a]\nsha256 = "{HASH["old"]}"\n[b]\nsha256 = "{HASH["old"]}"', ('a', 'b')),
     (f'[a]\nsha256 = "{HASH[""]}"', 'a'),
     ('[a]\nsha256 = "old"', 'sha256'),
-    ('[a', 'keys.toml'),
     ('a = 1', 'keys.toml'),
     ('# none', 'keys.toml'),
   ],

@@ -13,37 +13,6 @@ from tests.options import with_options
 from tests.refusals import refused
 
 
-@pytest.mark.parametrize(
-  ('given', 'meant'),
-  [
-    ('optim.lr', ['optim.learning_rate']),
-    ('lr', ['loss_rows', 'optim.learning_rate']),
-    ('prompt.lenght', ['prompt.length']),
-    ('data.query_max_len', ['data.query_max_length']),
-    ('nonsense', []),
-  ],
-)
-def test_what_a_misspelt_option_is_likely_to_be(given, meant):
-  assert configs._near(given, list(configs.flat(configs.default().to_dict()))) == meant
-
-
-def test_a_fresh_workdir_is_claimed_and_the_same_experiment_may_come_back(tmp_path):
-  config = configs.default()
-  stored_config.claim_workdir(config, tmp_path)
-  stored_config.claim_workdir(config, tmp_path)
-  assert configs.to_json(stored_config.load_workdir(tmp_path)) == configs.to_json(config)
-
-
-def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
-  config = configs.default()
-  stored_config.claim_workdir(config, tmp_path)
-  (tmp_path / 'checkpoints').mkdir()
-  config.optim.learning_rate = 1.0
-  config.log_every = 3  # free to change
-  with refused('optim.learning_rate', '0.007', '1.0'):
-    stored_config.claim_workdir(config, tmp_path)
-
-
 def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
   config = configs.default()
   stored_config.claim_workdir(config, tmp_path)
@@ -62,27 +31,11 @@ def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   path.write_text(json.dumps(written))
   stored_config.claim_workdir(config, tmp_path)
   assert configs.to_json(stored_config.load_workdir(tmp_path)) == configs.to_json(config)
+  config.log_every = 3  # free to change
+  stored_config.claim_workdir(config, tmp_path)
   config.cross_encoder.loss = 'pointwise'
   with refused('cross_encoder.loss', 'listwise', 'pointwise'):
     stored_config.claim_workdir(config, tmp_path)
-
-
-def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
-  with refused('config.json'):
-    stored_config.load_workdir(tmp_path)
-
-
-@pytest.mark.parametrize(
-  ('word', 'message'),
-  [
-    ('nope', 'config.nope'),
-    ('prompt.lenght', ('config.prompt.lenght', 'config.prompt.length')),
-    ('prompt.length.x', 'config.prompt.length.x'),
-  ],
-)
-def test_unknown_options_of_the_command_line(word, message):
-  with refused(message):
-    configs.parse(['--config=configs/dptdr.py:local', f'--config.{word}=1'])
 
 
 def test_options_that_nobody_reads_are_refused_but_in_the_methods_own_section():
@@ -152,7 +105,6 @@ def test_a_value_on_the_command_line_is_not_run(tmp_path):
 @pytest.mark.parametrize(
   ('given', 'platform', 'expected'),
   [
-    (('auto', 'auto'), 'cpu', ('float32', 'float32')),
     (('auto', 'auto'), 'tpu', ('bfloat16', 'bfloat16')),
     (('float32', 'auto'), 'gpu', ('float32', 'bfloat16')),
     (('bfloat16', 'float32'), 'cpu', ('bfloat16', 'float32')),
@@ -184,12 +136,9 @@ def parse(recipe, *flags):
   [
     # (hold_out, folds, folds_below, dev_split)
     ('dptdr.py:beir', [], (0.2, 3, 500, '')),
-    ('dptdr.py:beir', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
     ('ft.py:beir', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
-    ('dptdr.py:beir', ['data.hold_out=0.0'], (0.0, 0, 500, '')),
     ('dptdr.py:beir', ['data.dev_split=dev'], (0.0, 0, 500, 'dev')),
     ('dptdr.py:beir', ['data.folds=5'], (0.2, 5, 10**9, '')),
-    ('dptdr.py:beir', ['data.folds=0'], (0.2, 0, 500, '')),
     (
       'dptdr.py:beir',
       ['data.folds=4', 'data.hold_out=0.3', 'data.folds_below=90'],

@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from dprjax import encode, train
+from dprjax import train
 from dprjax.base import provenance
 from dprjax.models import artifact, hub
 from dprjax.planning import backbones
@@ -15,7 +15,6 @@ from dprjax.text import tokenizing
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
 from dprjax.training import config as configs
 from dprjax.training import encoder_settings, exporting, stored_config
-from tests.refusals import command_refused
 from tests.training.conftest import WORDS
 
 RECIPE = pathlib.Path(configs.__file__).parents[2] / 'configs' / 'dptdr.py'
@@ -118,11 +117,3 @@ def test_a_training_from_the_command_line(save, command, tmp_path, trained):
   assert json.loads(before)['normalize'] is False
   assert command(train, *base, *auto, f'--workdir={run}')[0] == 0
   assert (run / 'config.json').read_text() == before
-
-  # Vectors that `dprjax encode` made belong to a training with the same prefix.
-  words = ['--side=passage', f'--input={trained}/data/corpus.jsonl', f'--out={tmp_path}/vectors']
-  assert command(encode, f'--backbone={folder}', *words)[0] == 0
-  given = f'--config.data.passage_embeddings={tmp_path}/vectors'
-  assert command(train, *base, *auto, given, f'--workdir={tmp_path}/same')[0] == 0
-  other = command(train, *base, *auto, '--config.data.passage_prefix=', given, f'--workdir={run}2')
-  command_refused(other, 'passage_embeddings', 'config.data.passage_prefix', 'elm ')

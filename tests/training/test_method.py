@@ -105,11 +105,3 @@ def test_options_of_another_method_are_refused(tmp_path):
 def test_what_is_not_a_method(name):
   with refused('cross_encoder', 'dpr'):
     method.load(name)
-
-
-def test_a_method_that_lacks_a_package_says_so(tmp_path, monkeypatch):
-  (tmp_path / 'lacking_method').mkdir()
-  (tmp_path / 'lacking_method' / 'own.py').write_text('import a_package_that_nobody_has\n')
-  monkeypatch.syspath_prepend(tmp_path)
-  with refused('own.py', 'line 1', 'a_package_that_nobody_has'):
-    method.load('lacking_method.own')

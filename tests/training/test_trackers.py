@@ -58,12 +58,6 @@ def test_a_missing_package(tmp_path, monkeypatch):
     track(tmp_path, 'mlflow')
 
 
-def test_tensorboard(tmp_path):
-  track(tmp_path, 'tensorboard')
-  [events] = (tmp_path / 'tensorboard').iterdir()
-  assert b'dev/nDCG_10' in events.read_bytes()
-
-
 def test_a_tracker_that_breaks_does_not_end_a_training(tmp_path, monkeypatch, caplog):
   def board(*_, **__):
     raise RuntimeError('the server is gone')
