@@ -84,3 +84,32 @@ def test_huggingface_hub(address, expected, monkeypatch):
     client.feature_extraction('json', prompt_name='none')
   assert error.value.response.status_code == 404
   hub.close_session()
+
+
+def test_langchain_openai(address, expected, http):
+  module = client_of('langchain_openai', 'langchain-openai')
+
+  def embeddings(side):
+    return module.OpenAIEmbeddings(
+      model=f'qa:{side}',
+      base_url=f'{address}/v1',
+      api_key='none',
+      check_embedding_ctx_length=False,
+      http_client=http,
+    )
+
+  same(embeddings('passage').embed_documents(TEXTS), expected('passage'))
+  same([embeddings('query').embed_query('json')], expected('query', ['json']))
+
+
+def test_llama_index(address, expected, http):
+  module = client_of('llama_index.embeddings.openai_like', 'llama-index-embeddings-openai-like')
+  model = module.OpenAILikeEmbedding(
+    model_name='qa', api_base=f'{address}/v1', api_key='none', http_client=http, embed_batch_size=3
+  )
+  texts = [text for text in TEXTS if text]
+  same(model.get_text_embedding_batch(texts), expected('passage', texts))
+  model = module.OpenAILikeEmbedding(
+    model_name='qa:query', api_base=f'{address}/v1', api_key='none', http_client=http
+  )
+  same([model.get_query_embedding('json')], expected('query', ['json']))

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -66,6 +67,48 @@ def test_restores_every_bit_onto_another_mesh(tmp_path):
   assert alone.keys() == trainable.keys()
   for name, leaf in trainable.items():
     np.testing.assert_array_equal(alone[name], leaf)
+
+
+def test_keeps_the_latest_and_the_best(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA, keep=2)
+  for step, score in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, None)):
+    saved.save(step, *state, {}, score)
+  saved.wait()
+  saved.close()
+  for again in (saved, checkpoint.Checkpoints(tmp_path, SHA)):
+    assert (again.steps(), again.best(), again.latest()) == ([2, 4, 5], 2, 5)
+  again.close()
+
+
+def test_another_backbone_is_refused(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(1, *state, {})
+  saved.close()
+  with (
+    opened(tmp_path, 'b' * 64) as again,
+    refused('1', 'config.backbone.path'),
+  ):
+    again.restore(1, *targets(*state))
+
+
+def test_what_comes_for_a_closed_event_loop_is_dropped():
+  """So that reading a damaged checkpoint ends in one line; see `pass_over_closed_loops`."""
+  loop = asyncio.new_event_loop()
+  loop.close()
+  checkpoint.pass_over_closed_loops()
+  assert loop.call_soon_threadsafe(print) is None
+
+
+def test_a_half_written_checkpoint_is_not_one(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(1, *state, {})
+  saved.close()
+  (tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp').mkdir()
+  with opened(tmp_path) as again:
+    assert again.latest() == 1
 
 
 def test_a_removal_that_was_cut_short_harms_nothing(tmp_path):

@@ -235,3 +235,17 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
 def test_a_option_that_cannot_be_is_named(option, value):
   with refused('config.' + option.replace('__', '.')):
     check_options(make_config(**{option: value}))
+
+
+def test_losses_by_hand():
+  scores = np.array([[0.0, 0.0, np.log(2.0)], [3.0, -1.0, 2.0]], np.float32)
+  np.testing.assert_allclose(cross_encoder.listwise(scores)[0], np.log(4), rtol=1e-6)
+  np.testing.assert_allclose(
+    cross_encoder.pointwise(scores)[0], (np.log(2) + np.log(2) + np.log(3)) / 3, rtol=1e-6
+  )
+  for kind in ('listwise', 'pointwise'):
+    np.testing.assert_allclose(
+      np.mean(getattr(cross_encoder, kind)(scores)),
+      reference.ranking_loss(scores.astype(np.float64), kind),
+      rtol=1e-6,
+    )

@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 
+from dprjax.base import tree
 from dprjax.training import config as configs
 from dprjax.training import optim
 from tests.refusals import refused
@@ -32,6 +33,13 @@ def step(config, gradients, params=PARAMS, trainable=TRAINABLE, steps=10, n=1):
   return params, state
 
 
+def test_masked_freezes_even_where_every_gradient_is_given():
+  ones = jax.tree.map(jnp.ones_like, PARAMS)
+  params, _ = step(settings(warmup=0.0), ones, n=3)
+  np.testing.assert_array_equal(params['backbone/kernel'], PARAMS['backbone/kernel'])
+  assert not np.array_equal(params['prompt/prefix'], PARAMS['prompt/prefix'])
+
+
 def test_frozen_gradients_do_not_shrink_the_live_ones_through_the_clip():
   gradients = {
     'backbone/kernel': jnp.full(3, 1e6),
@@ -43,6 +51,12 @@ def test_frozen_gradients_do_not_shrink_the_live_ones_through_the_clip():
     step(settings(warmup=0.0, clip=1.0, eps=1.0), g)[0] for g in (gradients, small)
   )
   np.testing.assert_array_equal(with_large['prompt/prefix'], without['prompt/prefix'])
+
+
+def test_state_exists_for_the_live_leaves_alone():
+  optimizer = optim.make_optimizer(settings(), list(PARAMS), TRAINABLE, 10)
+  state = optimizer.init({**PARAMS, 'backbone/kernel': jnp.zeros(1000)})
+  assert tree.count(state) <= 2 * 4 + 4
 
 
 def test_adamw_against_its_equations():

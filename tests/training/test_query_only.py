@@ -216,3 +216,16 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
   np.testing.assert_array_equal(init(alone)['prefix'], arrays['query/prefix'])
   with refused('config.prompt.init_from', 'passage/prefix'):
     init(alone, prompt__tied=False, prompt__init_from='alone.npz')
+
+
+def test_all_passages_as_negatives():
+  class Passages:
+    width = WIDTH
+
+    def take(self, rows):
+      return CORPUS[rows]
+
+  config = make_config(negatives=0, corpus_negatives=-1)
+  assert (
+    query_only.arrays(config, Passages(), np.arange(TOTAL))['corpus/vectors'].shape == CORPUS.shape
+  )

@@ -3,6 +3,7 @@
 import pytest
 from etils import epath
 
+from dprjax.base import provenance
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
 from tests.refusals import refused
@@ -45,6 +46,31 @@ def test_a_folder_of_something_else_is_refused(tmp_path, content):
   with refused('--workdir'):
     use(tmp_path, workdirs.TRAINING)
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
+
+
+def test_a_run_that_makes_nothing_leaves_nothing(tmp_path):
+  def fail(folder):
+    with workdirs.claim(folder, workdirs.TRAINING, {}):
+      (folder / 'config.json').write_text('{}')
+      raise ValueError('bad')
+
+  with pytest.raises(ValueError, match='bad'):
+    fail(tmp_path / 'a' / 'b')
+  assert list(tmp_path.iterdir()) == []
+  use(tmp_path / 'c', workdirs.TRAINING)
+  before = provenance.sums(epath.Path(tmp_path))
+  with pytest.raises(ValueError, match='bad'):
+    fail(tmp_path / 'c')
+  assert provenance.sums(epath.Path(tmp_path)).items() >= before.items()
+
+
+def test_two_runs_at_once(tmp_path):
+  with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}):
+    with refused('--workdir', 'run'):
+      use(tmp_path / 'run', workdirs.TRAINING)
+    # The other processes of the one run.
+    with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}, lock=False):
+      pass
 
 
 @pytest.mark.parametrize(
