@@ -217,7 +217,7 @@ class Fitted:
     top = self.workdir / _TRAINING
     points: dict[tuple[str, int], dict[str, Any]] = {}
     logs = (path for path in files.below(top) if path.name == 'metrics.jsonl')
-    for path in sorted(logs, key=str):
+    for path in sorted((path for path in logs if not files.is_empty(path)), key=str):
       inside = path.parent.relative_to(top).parts
       name = ' '.join(part for part in inside if part != workdirs.ALTERNATIVES) or 'training'
       for _, row in reading.read_jsonl(path, 'metrics', dict[str, Any]):

@@ -1,3 +1,4 @@
+import itertools
 import shutil
 
 import pytest
@@ -60,6 +61,18 @@ def test_a_prompt(fitted, tmp_path, capsys):
   again = dprjax.fit(*arguments, options=OPTIONS, workdir=found.workdir)
   assert again.gain == found.gain == fitting.Fitted(found.workdir).gain
   assert str(found.workdir) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_where_nothing_can_be_gained(trained, texts, tmp_path):
+  queries, corpus, relevant = texts
+  corpus = dict(itertools.islice(corpus.items(), 60))  # R@100 is 1
+  options = OPTIONS | {'eval.measure': 'R@100', 'eval.choose': False}
+  workdir = tmp_path / 'run'
+  found = dprjax.fit(
+    trained / 'backbone', queries, corpus, relevant, options=options, workdir=workdir
+  )
+  assert not len(found.curves) and 'Nothing was trained' in found._repr_html_()
 
 
 @pytest.mark.slow
