@@ -58,8 +58,8 @@ def get_config(arg: str = 'topic'):
     rate = 2e-5 / c.optim.learning_rate
     c.optim.learning_rate_rules = ((r'backbone/.*', rate), (r'.*', 1.0))
   if 'paper' in rest:
-    # Of the paper: the backbone and its first token. Its appendix, which has all numbers, is not
-    # published with the text, so these are ours.
+    # The paper gives the backbone and [CLS]. Lengths, batch and epochs are ours: its numbers are in
+    # an appendix that is not published with the text.
     c.backbone.path, c.pooling = 'bert-base-uncased', 'cls'
     c.data.query_max_length, c.data.passage_max_length = 64, 256
     c.batch_size, c.epochs = 64, 3.0

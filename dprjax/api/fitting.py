@@ -216,8 +216,9 @@ class Fitted:
     """
     top = self.workdir / _TRAINING
     points: dict[tuple[str, int], dict[str, Any]] = {}
-    logs = (path for path in files.below(top) if path.name == 'metrics.jsonl')
-    for path in sorted((path for path in logs if not files.is_empty(path)), key=str):
+    for path in sorted(files.below(top), key=str):
+      if path.name != 'metrics.jsonl' or files.is_empty(path):
+        continue
       inside = path.parent.relative_to(top).parts
       name = ' '.join(part for part in inside if part != workdirs.ALTERNATIVES) or 'training'
       for _, row in reading.read_jsonl(path, 'metrics', dict[str, Any]):

@@ -28,7 +28,7 @@ Read in this order:
     papers.py          command: folders of queries and passages from an arXiv file
     paper_records.py   its records
     topics.py          command: finds the topics of a corpus
-    topic_models.py    hLDA, LDA and k-means as one model of words
+    topic_models.py    hLDA and LDA as one model of words
     topic.py           the adapter: P(k) and M
     topic_losses.py    Eqs. 3 to 6
     topic_dpr.py       the method: Eq. 7, batches with categories, export

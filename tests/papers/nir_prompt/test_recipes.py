@@ -67,7 +67,7 @@ def test_what_an_argument_sets(recipe, tasks, expected):
     assert entry.measure == ('accuracy' if entry.form == 'pairs' else 'RR@10')
     entry.data.dir = 'x'
   assert c.adapt.fusion == ('adapt' in recipe)
-  # What other stages start from is trained on easy data too.
+  # Later stages start from it, so it is trained on easy data too.
   assert c.eval.skip_saturated == (recipe.partition(':')[2].partition('=')[0] in ('adapt', 'ft'))
   configs.check(c)
   # The word embeddings stay as they are.
