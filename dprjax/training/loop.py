@@ -200,8 +200,7 @@ class Loop:
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
     self._shorter: methods.Scores | None = None
     if self._start is not None and self._setup.data.shorter():
-      folder, measure = self._setup.workdir / workdirs.SHORTER, self._setup.config.eval.measure
-      self._shorter = baseline.scores(folder, measure, self.baseline)
+      self._shorter = baseline.scores(self._setup.workdir / workdirs.SHORTER, self.baseline)
       if not self._resumed:
         say(
           f'step 0/{self.total}  dev {shown_scores(self._shorter)}  (the same with equal lengths)'

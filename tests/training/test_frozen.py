@@ -129,8 +129,8 @@ def test_a_training_that_cuts_texts_has_a_second_baseline(folder, backbone, tmp_
     return result, workdir
 
   result, workdir = run()
-  first = baseline.read(workdir, 'nDCG@10').means['nDCG@10']
-  second = baseline.read(workdir / workdirs.SHORTER, 'nDCG@10').means['nDCG@10']
+  first = baseline.read(workdir).means['nDCG@10']
+  second = baseline.read(workdir / workdirs.SHORTER).means['nDCG@10']
   assert first == pytest.approx(as_encode_runs_it(backbone, folder), abs=1e-6)
   lengths = {'query_max_length': 6, 'passage_max_length': 8}
   assert second == pytest.approx(as_encode_runs_it(backbone, folder, **lengths), abs=1e-6)
@@ -142,7 +142,7 @@ def test_a_training_that_cuts_texts_has_a_second_baseline(folder, backbone, tmp_
 
   # As the first and only one.
   result, workdir = run(eval__baseline='equal')
-  assert baseline.read(workdir, 'nDCG@10').means['nDCG@10'] == pytest.approx(second, abs=1e-6)
+  assert baseline.read(workdir).means['nDCG@10'] == pytest.approx(second, abs=1e-6)
   assert not (workdir / workdirs.SHORTER).exists()
 
 
