@@ -100,10 +100,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       f'{"" if condenser else " or pooling, such as mean"}'
     )
   contrastive.check_lengths(config.matryoshka, model.vector_size)
-  if config.matryoshka and not contrasted:
-    raise InputError(
-      'config.matryoshka needs a contrastive loss (config.pretrain.views, contrast_weight)'
-    )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
@@ -278,12 +274,8 @@ def find_data(
     if not folder.exists():
       docstrings.build(folder, packages=section.dir.split(','))
     paths = [folder / 'corpus.jsonl']
-  elif section.format in ('auto', 'corpus'):
-    paths = [files.existing(path.strip(), 'text') for path in section.dir.split(',')]
   else:
-    raise InputError(
-      f"config.data.format: expected 'corpus' or 'docstrings', not {section.format!r}"
-    )
+    paths = [files.existing(path.strip(), 'text') for path in section.dir.split(',')]
 
   def read() -> Iterator[str]:
     return (document.text for document in read_documents(paths, ReadReport()))

@@ -264,12 +264,8 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
   [
     ((), 'retrieval', {}, 'config.tasks'),
     (('qa', 'pi'), 'retrieval', {}, 'config.tasks.pi.form'),
-    (
-      ('qa', 'dr'),
-      'retrieval',
-      {'tasks__dr__data__dev_split': ''},
-      'config.tasks.dr.data.dev_split',
-    ),
+    (('qa', 'dr'), 'retrieval', {'tasks__dr__data__dev_split': ''}, ('config.eval.measure', 'dr')),
+    (('qa', 'dr'), 'retrieval', {'eval__measure': 'nDCG@10'}, ('config.eval.measure', 'mean')),
     (('qa', 'pi'), 'pairs', {'tasks__pi__measure': 'RR@10'}, 'config.tasks.pi.measure'),
     (('qa',), 'retrieval', {'tasks__qa__data__format': 'tar'}, 'config.tasks.qa.data.format'),
     (('qa', 'dr'), 'retrieval', {'arrangement': 'balanced', 'batch_size': 5}, 'config.batch_size'),
@@ -280,7 +276,7 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
         'templates': lambda _: {'query': LONG['query'], 'passage': LONG['query']},
         'data__passage_max_length': 9,
       },
-      ('config.data.passage_max_length', '7', '26', '32'),
+      ('config.data.passage_max_length', '33', '32'),
     ),
   ],
 )

@@ -63,7 +63,7 @@ def test_documents_are_chosen_by_their_ids(folder):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ('--input=empty.jsonl', 'document'),
+    ('--input=empty.jsonl', 'empty.jsonl'),
     ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
     ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
     ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
