@@ -175,7 +175,6 @@ def test_three_queries_are_enough(trained, tmp_path):
     ({'method': 'best'}, 'best'),
     ({'corpus': None}, 'corpus'),
     ({'relevant': {'q0': 'nowhere'}}, 'nowhere'),
-    ({'columns': {'positive_id': 'p'}}, 'positive_id'),
     ({'negatives': [1]}, 'negatives'),
   ],
 )

@@ -408,9 +408,6 @@ def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
 
 
 def test_options_that_do_not_fit(small, tmp_path):
-  (tmp_path / 'file').write_text('x')
-  with refused('--prompts', 'file'):
-    Engine(small.path, tmp_path / 'file', options=OPTIONS)
   with refused('query_max_length'):
     Engine(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
 

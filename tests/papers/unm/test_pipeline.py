@@ -124,7 +124,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
       "--config.retriever.trainable=('prompt/.*','head/.*')",
     ]
   )
-  assert stages.differences(config.retriever_recipe, config.retriever, pipeline._OURS) == [
+  assert pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS) == [
     '--config.negatives=1',
     '--config.optim.learning_rate=0.5',
     "--config.trainable=('prompt/.*', 'head/.*')",
@@ -132,7 +132,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
   parsed = configs.parse(
     [
       f'--config={config.retriever_recipe}',
-      *stages.differences(config.retriever_recipe, config.retriever, pipeline._OURS),
+      *pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS),
     ]
   )
   assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
@@ -147,7 +147,7 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   for part, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     path, experiment = config[f'{part}_recipe'], config[part]
     parsed = configs.parse(
-      [f'--config={path}', *stages.differences(path, experiment, pipeline._OURS)]
+      [f'--config={path}', *pipeline.differences(path, experiment, pipeline._OURS)]
     )
     ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
     assert parsed.method == method and parsed.negatives >= 1
@@ -192,7 +192,7 @@ def test_a_path_without_a_reranker_is_refused_at_once(tmp_path, make_cross_encod
     ('runs/none', 'runs/none'),
     (tmp_path, 'config.json'),
   ):
-    with refused('config.reranker_path', words):
+    with refused(words):
       pipeline.Pipeline(
         configs.parse([LOCAL, f'--config.reranker_path={path}']),
         pipeline.epath.Path(tmp_path / 'work'),
