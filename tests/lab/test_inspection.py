@@ -12,8 +12,6 @@ from dprjax import Retriever
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.topic_dpr import topic_models
-from dprjax.papers.topic_dpr.paper_records import Paper, write_beir
 from dprjax.text import tokenizing as texts_of
 from lab import inspection, sts
 
@@ -242,25 +240,3 @@ def test_the_command(data, small, tmp_path, capsys):
   assert '24 triplets' in output.out and 'section accuracy' in output.out
   assert 'prompted: inspected in' in output.err
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own
-
-
-@pytest.fixture(scope='module')
-def papers(tmp_path_factory):
-  """A BEIR folder of 24 papers of three themes, and its topic model."""
-  folder = tmp_path_factory.mktemp('papers')
-  made = [
-    Paper(
-      f'p{i}',
-      f'about {TOPICS[i % 3]}',
-      sentence(TOPICS[i % 3], 1 + i % 2, i),
-      (f'{TOPICS[i % 3]}.X', *(['extra'] if i < 2 else [])),
-    )
-    for i in range(24)
-  ]
-  write_beir(folder / 'beir', made, 'test', own=False)
-  fitted = topic_models.fit(
-    [paper.passage for paper in made],
-    topic_models.TopicSettings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
-  )
-  topic_models.save_topics(folder / 'topics.npz', fitted.topics)
-  return folder, made, fitted.topics
