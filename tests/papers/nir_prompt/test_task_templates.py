@@ -94,21 +94,13 @@ def test_pooling(pooling):
   ('string', 'kind'),
   [
     ('[CLS] P1 text P2 [SEP]', 'query'),
-    ('[CLS] text text [MASK] [SEP]', 'query'),
     ('[CLS] second first [MASK] [SEP]', 'pair'),
-    ('[CLS] text [CLS] [MASK] [SEP]', 'query'),
-    ('text [MASK] [SEP]', 'query'),
     ('', 'query'),
   ],
 )
 def test_bad_template_strings(string, kind):
   with refused('config.template.text', kind):
     task_templates.parse(string, kind, 'config.template.text')
-
-
-def test_a_form_without_mask_where_none_is_needed():
-  made = make(Spec({'query': '[CLS] text [SEP]'}, {}, {}), masked=False)
-  assert made.extra('query') == 2
 
 
 def test_a_tokenizer_without_a_mask():

@@ -93,12 +93,6 @@ def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
   assert not outputs.held()
 
 
-def test_a_damaged_record(tmp_path):
-  (tmp_path / 'stages.json').write_text('{"a": 5}')
-  with refused('stages.json'):
-    stages(tmp_path)
-
-
 def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypatch, tmp_path):
   class Child(running._Child):
     def __init__(self, *args, **options):
