@@ -144,7 +144,6 @@ def test_a_queued_text_keeps_the_prompt_that_is_deleted(engine, folder):
   ('changes', 'reason'),
   [
     ({'backbone_sha256': 'a' * 64}, ('p', 'a' * 64)),
-    ({'backbone_sha256': {'query': 'a', 'passage': 'b'}}, ('query', 'a')),
     ({'length': 6}, '--prompt_length=6'),
     ({'query_max_length': 49}, ('query_max_length', '49', '48')),
     ({'task': 'x' * 300_000}, 'meta'),
@@ -218,7 +217,7 @@ def test_a_damaged_prompt_is_refused(engine, folder):
 @pytest.mark.slow
 def test_a_file_is_served_or_told(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
-  served = ['QA', 'a b', 'fragen-über', 'ひらがな', 'x.npz', 'n' * 64, '-', 'qa']
+  served = ['QA', 'a b', 'fragen-über', 'x.npz', 'n' * 64, 'qa']
   content = small.write(folder, 'qa', 1).read_bytes()
   for name in served:
     (folder / f'{name}.npz').write_bytes(content)

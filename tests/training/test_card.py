@@ -90,7 +90,6 @@ def test_a_card_of_a_prompt(tmp_path):
   ('change', 'words', 'absent'),
   [
     ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
-    ({'folds': 5}, 'In cross-validation over 5 parts of the training queries: nDCG', 'dev split'),
     (
       {'best': 0.4, 'difference': -0.1, 'better': False},
       '**It is not better than the initial model.**',

@@ -173,14 +173,6 @@ def test_batches_that_a_fold_can_fill():
     selection.fit(cached, Folds(COUNT, 15), 8)
 
 
-def test_a_selection_that_is_something_else(tmp_path):
-  path = tmp_path / 'selection.json'
-  steps(folded(), tmp_path, FoldTrainings())
-  path.write_text(json.dumps(json.loads(path.read_text()) | {'gains': 1}))
-  with refused(path, 'gains'):
-    steps(folded(), tmp_path, None)
-
-
 def test_all_folds_have_one_schedule(tmp_path):
   config = folded(
     steps=0,
