@@ -49,15 +49,10 @@ def upsert(
   if exists(engine, name):
     collection = open_collection(engine, name)
     collection.check_space(space, '--upsert')
-    if index_type not in ('auto', collection.kind):
+    if index_type not in ('auto', collection.kind) or collection.bm25 != settings:
       raise InputError(
-        f'{collection.where} has an index {collection.kind}, not {index_type}: choose another '
-        '--collection, or --drop it first'
-      )
-    if collection.bm25 != settings:
-      raise InputError(
-        f'{collection.where} has {_shown(collection.bm25)}, but --upsert has {_shown(settings)}: '
-        'choose another --collection, or --drop it first'
+        f'{collection.where} has an index {collection.kind} and {_shown(collection.bm25)}, not '
+        f'{index_type} and {_shown(settings)}: choose another --collection, or --drop it first'
       )
   else:
     check_index_type(engine, index_type)

@@ -336,14 +336,12 @@ class Library:
       raise InputError(said.replace(self._backbone.path, self.name)) from error
 
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
-    if prompt.kind.load is None:
-      raise InputError(
-        f'prompt {name}: servers do not take {prompt.kind.text}; encode with dprjax.encode --prompt'
-      )
     made_for = prompt.meta['backbone_sha256']
-    if isinstance(made_for, dict) and len(set(made_for.values())) > 1:
+    several = isinstance(made_for, dict) and len(set(made_for.values())) > 1
+    if prompt.kind.load is None or several:
+      what = 'prompts of two encoders' if several else prompt.kind.text
       raise InputError(
-        f'prompt {name}: for two encoders, of queries and of passages; a server has one'
+        f'prompt {name}: servers do not take {what}; encode with dprjax.encode --prompt'
       )
     if (size := len(json.dumps(prompt.meta))) > _META_BYTES:
       raise InputError(

@@ -396,18 +396,15 @@ def _checked(
   reference: repository.Reference | None, backbone: hub.Backbone
 ) -> repository.Reference:
   """The reference, if it is pinned and names this backbone."""
-  if reference is None or not reference.pinned:
-    raise InputError(
-      '--backbone_files=false needs a pinned backbone: --base_model=USER/NAME@COMMIT, with 40 '
-      'digits'
-    )
-  named = hub.load_backbone(str(reference), on_disk=True)
-  _check_same(reference, named, backbone)
-  if repository.commit_of(named.path) != reference.revision:
-    raise InputError(
-      f'--base_model={reference} has its encoder in a subfolder; copy it: --backbone_files=true'
-    )
-  return reference
+  if reference is not None and reference.pinned:
+    named = hub.load_backbone(str(reference), on_disk=True)
+    _check_same(reference, named, backbone)
+    if repository.commit_of(named.path) == reference.revision:
+      return reference
+  raise InputError(
+    '--backbone_files=false needs a pinned backbone, not in a subfolder: '
+    '--base_model=USER/NAME@COMMIT, with 40 digits'
+  )
 
 
 def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None:

@@ -77,15 +77,11 @@ class DiskVectors:
 
 def check_corpus_negatives(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for invalid corpus negatives."""
-  if config.corpus_negatives < 0 and config.negatives:
+  count, parts = config.corpus_negatives, meshes.batch_devices(devices)
+  if config.negatives if count < 0 else count % parts:
     raise InputError(
-      f'config.negatives: {config.negatives}, but config.corpus_negatives=-1 includes them; set '
-      'config.negatives=0'
-    )
-  parts = meshes.batch_devices(devices)
-  if config.corpus_negatives > 0 and config.corpus_negatives % parts:
-    raise InputError(
-      f'config.corpus_negatives: {config.corpus_negatives} is not a multiple of the {parts} devices'
+      f'config.corpus_negatives: {count} is neither a multiple of the {parts} devices nor -1, the '
+      f'whole corpus, with config.negatives=0 instead of {config.negatives}'
     )
 
 

@@ -32,7 +32,6 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Template
 from dprjax.papers.nir_prompt import multitask, prompt_encoder, task_templates, template_tokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
-from dprjax.papers.nir_prompt.template_prompts import specials
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
@@ -205,10 +204,8 @@ def make_templates(
   """The templates of all tasks. Raises as `specs` and `TaskTemplates.make`."""
   return TaskTemplates.make(
     specs(config, kinds, found),
-    specials(tokenizer),
-    tokenizer.encode_bare,
+    tokenizer,
     vocab_size,
-    tokenizer.pad_id,
     _option(kinds[0]),
     masked=_masked(config, kinds),
   )
@@ -261,8 +258,7 @@ def build(
     if not templates.rows or 'prompt' not in params:
       return None
     vectors = expand(params, learned)
-    rows = templates.table([vectors[task] for task in names])
-    return None if rows is None else LearnedTokens(rows, count)
+    return LearnedTokens(templates.table([vectors[task] for task in names]), count)
 
   def weights(params: Params) -> dict[str, Array]:
     return {

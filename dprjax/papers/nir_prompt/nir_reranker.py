@@ -34,12 +34,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """Cross-entropy of the label word at [MASK]."""
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
-  yes, no = task_templates.label_ids(
-    config.template.verbalizer,
-    tokenizer.encode_bare,
-    tokenizer.special_ids,
-    'config.template.verbalizer',
-  )
+  verbalizer = config.template.verbalizer
+  yes, no = task_templates.label_ids(verbalizer, tokenizer, 'config.template.verbalizer')
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.opening), len(tokenizer.closing)
   chunks = config.grad_cache

@@ -146,7 +146,6 @@ def build_pairs(
   passage_prefix: str = '',
   process_index: int = 0,
   process_count: int = 1,
-  wait_s: float = 24 * 3600,
 ) -> Pairs:
   """The cache at ``directory``, rebuilt if its inputs changed.
 
@@ -192,7 +191,7 @@ def build_pairs(
     build,
     process_index=process_index,
     process_count=process_count,
-    wait_s=wait_s,
+    wait_s=24 * 3600,
   )
   description, arrays = fingerprint.open_built(path, 'pairs')
   return Pairs(path, description['pad_id'], rows=table.Table(path / 'pairs', 'pairs'), **arrays)

@@ -57,10 +57,7 @@ class PromptReranker(Reranker):
     found = task_templates.need_head(backbone.heads, backbone.path)
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = task_templates.label_ids(
-      prompt.meta['verbalizer'],
-      tokenizer.encode_bare,
-      tokenizer.special_ids,
-      f'{prompt.path}: verbalizer in meta',
+      prompt.meta['verbalizer'], tokenizer, f'{prompt.path}: verbalizer in meta'
     )
     made, adapter = template_prompts.of_prompts([prompt], tokenizer, config)
     (template,) = made.templates['pair']

@@ -12,12 +12,11 @@ token types are 0.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.models import embed, encoder, heads
@@ -25,6 +24,7 @@ from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 from dprjax.models.template import Filled, Piece, Template, TextRows, fill
+from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import VectorSpec
 
 # The texts of each kind of input.
@@ -62,15 +62,6 @@ WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # P3 of every task in the hybrid template (section 3.3.3).
 HYBRID = 'Do these two sentences match?'
-
-
-class Specials(NamedTuple):
-  """Token ids of [CLS], of [SEP] between texts and at the end, and of [MASK]."""
-
-  opening: tuple[int, ...]
-  middle: tuple[int, ...]
-  closing: tuple[int, ...]
-  mask_id: int | None
 
 
 class Spec(NamedTuple):
@@ -132,10 +123,8 @@ class TaskTemplates(NamedTuple):
   def make(
     cls,
     specs: Sequence[Spec],
-    specials: Specials,
-    tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
+    tokenizer: Tokenizer,
     vocab_size: int,
-    pad_id: int,
     where: str = 'the template',
     masked: bool = True,
   ) -> Self:
@@ -143,7 +132,6 @@ class TaskTemplates(NamedTuple):
 
     Args:
       specs: by task number, with equal template strings.
-      tokenize: gives the token ids of each text, without special tokens.
       vocab_size: of the encoder. Token ids from here on are learned vectors.
     """
     slots = {
@@ -153,7 +141,7 @@ class TaskTemplates(NamedTuple):
     rows: list[tuple[int, str, int]] = []
     start = vocab_size
     for number, spec in enumerate(specs):
-      tokens = tokenize(list(spec.words.values()))
+      tokens = tokenizer.encode_bare(spec.words.values())
       for kind, names in slots.items():
         made: list[Piece] = []
         for place, slot in enumerate(names):
@@ -161,15 +149,16 @@ class TaskTemplates(NamedTuple):
           if slot in TEXTS[kind]:
             made.append(Piece(None))
           elif slot == '[MASK]':
-            if specials.mask_id is None:
+            if tokenizer.mask_id is None:
               raise InputError(
                 f'{where}: the tokenizer has no token for [MASK]; choose another backbone'
               )
-            made.append(Piece((specials.mask_id,)))
+            made.append(Piece((tokenizer.mask_id,)))
           elif slot == '[CLS]':
-            made.append(Piece(specials.opening))
+            made.append(Piece(tokenizer.opening))
           elif slot == '[SEP]':
-            made.append(Piece(specials.closing if place == len(names) - 1 else specials.middle))
+            last = place == len(names) - 1
+            made.append(Piece(tokenizer.closing if last else tokenizer.around_pair.middle))
           elif name in spec.words:
             made.append(Piece(tuple(tokens[spec.words[name]].tolist())))
           else:
@@ -178,14 +167,11 @@ class TaskTemplates(NamedTuple):
             rows.append((number, name, length))
             start += length
         pieces[kind].append(Template(tuple(made)))
-    return cls(slots, {kind: tuple(made) for kind, made in pieces.items()}, tuple(rows), pad_id)
+    templates = {kind: tuple(made) for kind, made in pieces.items()}
+    return cls(slots, templates, tuple(rows), tokenizer.pad_id)
 
-  def table(
-    self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
-  ) -> Float[Array, 'E H'] | None:
-    """The learned vectors of all tasks, by task number and name; None if there are none."""
-    if not self.rows:
-      return None
+  def table(self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]) -> Float[Array, 'E H']:
+    """The learned vectors of all tasks, by task number and name."""
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
 
   def without_prompts(self) -> Self:
@@ -227,16 +213,11 @@ def need_head(heads: Mapping[str, Head], path: str) -> Head:
   return heads['mlm']
 
 
-def label_ids(
-  words: Sequence[str],
-  tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
-  special_ids: Sequence[int],
-  where: str,
-) -> tuple[int, int]:
+def label_ids(words: Sequence[str], tokenizer: Tokenizer, where: str) -> tuple[int, int]:
   """The token ids of the words for yes and no."""
-  tokens = tokenize(list(words))
+  tokens = tokenizer.encode_bare(words)
   ids = [id_ for word in words for id_ in tokens[word].tolist()]
-  if not len(words) == len(ids) == len({*ids} - {*special_ids}) == 2:
+  if not len(words) == len(ids) == len({*ids} - {*tokenizer.special_ids}) == 2:
     raise InputError(
       f'{where}: expected two different words, for yes and no, each a single token of the '
       f'vocabulary, not {words!r:.60}'

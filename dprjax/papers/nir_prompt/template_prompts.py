@@ -19,12 +19,6 @@ from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES, VectorSpec
 
 
-def specials(tokenizer: Tokenizer) -> task_templates.Specials:
-  """The tokens of the slots [CLS], [SEP] and [MASK]."""
-  middle = tokenizer.around_pair.middle
-  return task_templates.Specials(tokenizer.opening, middle, tokenizer.closing, tokenizer.mask_id)
-
-
 def of_prompts(
   prompts: Sequence[Prompt], tokenizer: Tokenizer, config: EncoderConfig
 ) -> tuple[TaskTemplates, LearnedTokens | None]:
@@ -35,19 +29,16 @@ def of_prompts(
   """
   made = TaskTemplates.make(
     [template_tokens.spec(prompt) for prompt in prompts],
-    specials(tokenizer),
-    tokenizer.encode_bare,
+    tokenizer,
     config.vocab_size,
-    tokenizer.pad_id,
     prompts[0].path,
     masked=False,  # checked when the file was read
   )
-  vectors = [
-    {name: jnp.asarray(array) for name, array in template_tokens.vectors(prompt).items()}
-    for prompt in prompts
-  ]
+  if not made.rows:
+    return made, None
+  vectors: list[Any] = [template_tokens.vectors(prompt) for prompt in prompts]
   table = made.table(vectors)
-  return made, None if table is None else LearnedTokens(table, prompts[0].meta['fixed_layers'])
+  return made, LearnedTokens(table, prompts[0].meta['fixed_layers'])
 
 
 def in_texts(
@@ -67,7 +58,7 @@ def in_texts(
   for prompt, spec, template in zip(prompts, specs, made.templates[side], strict=True):
     given, added = {side: spec.max_length(side)}, template.num_tokens
     lengths.append(sum(text_tokens(prompt, given, tokenizer, added, backbone)) + added)
-  opening, closing = around(tokenizer)
+  opening, closing = len(tokenizer.opening), len(tokenizer.closing)
   # The longest template may not have the longest texts.
   most, more = max(lengths), made.extra(side) - opening - closing
 
@@ -90,11 +81,6 @@ def in_texts(
     return task_templates.vectors(model, params, made, side, filled, hidden, specs, numbers)
 
   return InTexts(embed, adapter, lambda length: min(length + more, most))
-
-
-def around(tokenizer: Tokenizer) -> tuple[int, int]:
-  """The number of special tokens before and after a single text."""
-  return len(tokenizer.opening), len(tokenizer.closing)
 
 
 def text_tokens(

@@ -34,7 +34,7 @@ logger = logging.getLogger('dprjax')
 # Set by the pipeline, in place of the config of an experiment.
 _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
 _EXPERIMENTS = ('retriever', 'reranker')
-_OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
+_OURS = ('method', 'seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 
 _POOL = options.number(0.0, least=0, most=1)
@@ -336,8 +336,6 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   measures.parse_measures(list(config.measures))
   for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
-    if config[name].method != method:
-      raise InputError(f'config.{name}.method: expected {method!r}, not {config[name].method!r}')
     configs.check_ranges(config[name], f'{method}.', f'config.{name}')
   for run in config.runs:
     files.existing(run.partition('=')[2] or run, 'run in config.runs')

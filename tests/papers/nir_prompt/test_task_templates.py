@@ -1,3 +1,5 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 from dprjax.models import encoder, hub
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import prompt_encoder, task_templates
-from dprjax.papers.nir_prompt.task_templates import Spec, Specials, TaskTemplates
+from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from dprjax.text.vector_spec import VectorSpec
 from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
@@ -14,19 +16,24 @@ from tests.refusals import refused
 
 FORM = '[CLS] P1 text P2 [MASK] [SEP]'
 PAIR = '[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]'
-SPECIALS = Specials((1,), (2, 2), (2,), 4)
 VOCABULARY = 41
 WORDS = {'a query:': (20, 21), 'what is it?': (22, 23, 24), '': ()}
 
 
-def tokenize(texts):
-  return {text: np.array(WORDS[text], np.int32) for text in texts}
-
-
-def make(*specs, masked=True):
-  return TaskTemplates.make(
-    specs, SPECIALS, tokenize, VOCABULARY, 0, 'config.template.text', masked=masked
+def tokenizer(opening=1, middle=(2, 2), words=WORDS, mask_id=4):
+  return types.SimpleNamespace(
+    opening=(opening,),
+    around_pair=types.SimpleNamespace(middle=middle),
+    closing=(2,),
+    mask_id=mask_id,
+    pad_id=0,
+    special_ids=(0, 3),
+    encode_bare=lambda texts: {text: np.array(words[text], np.int32) for text in texts},
   )
+
+
+def make(*specs):
+  return TaskTemplates.make(specs, tokenizer(), VOCABULARY)
 
 
 def rows_of(*texts):
@@ -49,10 +56,6 @@ def test_pairs():
     [1, 41, 8, 9, 2, 2, 42, 43, 12, 2, 2, 22, 23, 24, 4, 2, 0],
   ]
   assert not filled.token_types.any() and made.extra('pair') == 13
-  assert (
-    make(Spec({'pair': PAIR}, dict.fromkeys(('pair/P1', 'pair/P2', 'pair/P3'), ''), {})).table([{}])
-    is None
-  )
 
 
 @pytest.mark.slow
@@ -105,14 +108,8 @@ def test_bad_template_strings(string, kind):
 
 def test_a_tokenizer_without_a_mask():
   with refused('config.template.text'):
-    TaskTemplates.make(
-      [Spec({'query': '[CLS] text [MASK] [SEP]'}, {}, {})],
-      SPECIALS._replace(mask_id=None),
-      tokenize,
-      VOCABULARY,
-      0,
-      'config.template.text',
-    )
+    spec = Spec({'query': '[CLS] text [MASK] [SEP]'}, {}, {})
+    TaskTemplates.make([spec], tokenizer(mask_id=None), VOCABULARY, 'config.template.text')
 
 
 @pytest.mark.parametrize(
@@ -125,13 +122,9 @@ def test_a_tokenizer_without_a_mask():
 )
 def test_label_words(words, message):
   ids = {'yes': [7], 'no': [8], 'perhaps': [9, 10], 'zzz': [3]}
-
-  def look_up(texts):
-    return {text: np.array(ids[text], np.int32) for text in texts}
-
-  assert task_templates.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
+  assert task_templates.label_ids(('no', 'yes'), tokenizer(words=ids), 'here') == (8, 7)
   with refused(message):
-    task_templates.label_ids(words, look_up, [0, 3], 'config.template.verbalizer')
+    task_templates.label_ids(words, tokenizer(words=ids), 'config.template.verbalizer')
 
 
 @pytest.mark.slow
@@ -151,10 +144,8 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
       Spec({'query': FORM}, {}, {name: len(leaf['embedding']) for name, leaf in of.items()})
       for of in params.values()
     ],
-    Specials((5,), (2,), (2,), 4),
-    tokenize,
+    tokenizer(5, (2,)),
     config.vocab_size,
-    config.pad_token_id,
   )
   tokens, mask = rows_of((7, 8, 4, 9), (10, 11, 12), (13,), (14, 7))
   text = bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)

@@ -69,7 +69,7 @@ def _forms(query):
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
+    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'passage')),
     (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
     (
       {'slots/query/P1': np.ones((6, 2, 24), np.float32)},

@@ -160,7 +160,6 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   ('flags', 'words'),
   [
     (['--config.data.dir=none'], 'none'),
-    (['--config.reranker.method=dpr'], 'config.reranker.method'),
     (["--config.runs=('dpt=none.trec',)"], 'config.runs'),
     (['--config.retriever.optim.clip=-1.0'], 'config.retriever.optim.clip'),
   ],
