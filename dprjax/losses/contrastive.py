@@ -74,7 +74,7 @@ def info_nce(
   relevant: Int[Array, 'B R'],
   mesh: Mesh,
   *,
-  rows: int,
+  rows: int = 1024,
   temperature: float = 1.0,
   in_batch: bool = True,
   corpus: Corpus | None = None,
@@ -117,7 +117,7 @@ def nt_xent(
   texts: Float[Array, 'M H'],
   mesh: Mesh,
   *,
-  rows: int,
+  rows: int = 1024,
   temperature: float = 1.0,
   keys: Int[Array, ' M'] | None = None,
 ) -> ContrastiveMetrics:

@@ -323,13 +323,13 @@ def sample_others(
 
 
 def open_batches(
-  dataset: grain.MapDataset[Batch], threads: int = 2, prefetch: int = 4
+  dataset: grain.MapDataset[Batch], threads: int = 2
 ) -> grain.DatasetIterator[Batch]:
   """An endless iterator over batches with ``get_state``, ``set_state`` (JSON) and ``close``.
 
-  ``threads`` threads prepare up to ``prefetch`` batches ahead; 0 threads prepare none.
+  ``threads`` threads prepare up to 4 batches ahead; 0 threads prepare none.
   """
-  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4)
   return iter(dataset.repeat(None).to_iter_dataset(options))
 
 

@@ -143,8 +143,7 @@ class Dataset:
     """The categories of every passage, by id; InputError for a format without categories."""
     if self.format not in WITH_CATEGORIES:
       raise InputError(
-        f'{self.files["corpus"]}: {self.format} has no categories; config.data.categories needs '
-        'beir or arxiv'
+        f'{self.files["corpus"]}: {self.format} has no categories; Topic-DPR needs beir or arxiv'
       )
     return _once(_read_categories, _how(self.source, self.format), self.files['corpus'])
 

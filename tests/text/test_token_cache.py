@@ -200,7 +200,7 @@ def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
 def test_formats_without_categories(folder, tokenizer, tmp_path):
   path = tmp_path / 'data.jsonl'
   write_jsonl(path, [{'query': 'a', 'pos': ['b'], 'neg': []}])
-  with refused('data.jsonl', 'config.data.categories'):
+  with refused('data.jsonl', 'categories'):
     token_cache.build_cache(
       Source(str(path), categories=True),
       tokenizer,

@@ -51,7 +51,7 @@ def test_every_option_has_a_range():
   [
     ('steps', -5),
     ('prompt.dropout', 1.5),
-    ('optim.b1', 1.5),
+    ('optim.eps', 1.5),
     ('data.max_queries', -1),
     ('prompt.length', 10**12),
   ],

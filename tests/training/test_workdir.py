@@ -108,7 +108,6 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
   for option, path, words in (
     ('data.token_cache', 'text/qrels', '--config.data.dir'),
     ('data.token_cache', 'model', '--config.backbone.path'),
-    ('compilation_cache', 'model/cache', '--config.backbone.path'),
   ):
     changed = config.copy_and_resolve_references()
     section, _, name = option.rpartition('.')

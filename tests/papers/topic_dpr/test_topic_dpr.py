@@ -50,7 +50,6 @@ def make_config(**changes):
     'pooling': 'mean',
     'normalize': True,
     'temperature': TEMPERATURE,
-    'data__categories': True,
     'topics__path': 'topics.npz',
     'topics__alpha': ALPHA,
     'topics__margin': MARGIN,
@@ -194,7 +193,7 @@ def slow(*values):
   [
     slow(1, 'some', {}),
     slow(8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
-    slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
+    slow(8, 'some', {'grad_cache': 2}),
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
     slow(8, 'none shared', {}),
     slow(1, 'all shared', {}),
@@ -281,7 +280,6 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'data__categories': False}, 'config.data.categories'),
     ({'negatives': 1}, 'config.negatives'),
     ({'prompt__length': 0}, ('config.topics.path', 'topics.npz')),
     ({'topics__batch': 5}, ('config.topics.batch', '5', '16')),
