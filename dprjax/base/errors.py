@@ -31,6 +31,7 @@ _HINTS = {
 _EXTRAS = {  # which extra of setup.py has a module
   'datasets': 'hub-data',
   'markdown_it': 'documents',
+  'matplotlib': 'figures',
   'mteb': 'mteb',
   'opensearchpy': 'opensearch',
   'pgvector': 'pgvector',

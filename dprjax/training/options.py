@@ -330,6 +330,6 @@ def table() -> types.SimpleNamespace:
   c.log_every = whole(10, least=1, most=10**9)  # updates between console lines
   c.log = types.SimpleNamespace()
   # beside metrics.jsonl: tensorboard, wandb, mlflow, trackio, separated by commas; '': none
-  c.log.to = text('tensorboard')
+  c.log.to = text('')
   c.log.project = text('dprjax')  # of wandb, mlflow (its experiment) and trackio
   return c

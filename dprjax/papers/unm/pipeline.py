@@ -23,7 +23,7 @@ from etils import epath
 from dprjax.base import cli, files, flags
 from dprjax.base.errors import InputError
 from dprjax.papers.unm.stages import ModelFiles, Stages, TextFiles, differences
-from dprjax.retrieval import measures
+from dprjax.retrieval import figures, measures
 from dprjax.text import docstrings, sources
 from dprjax.training import config as configs
 from dprjax.training import options, stored_config
@@ -276,6 +276,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'{" + ".join(f"{value:g}" for value in config.mix.values())}'
     )
   measures.parse_measures(list(config.measures))
+  figures.check_name('report.png')  # its package is there
   for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     if config[name].method != method:
       raise InputError(f'config.{name}.method: expected {method!r}, not {config[name].method!r}')
