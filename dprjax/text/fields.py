@@ -171,13 +171,9 @@ class ManyIds:
 
 
 def report_ids(
-  sentence: str,
-  ids: Sequence[str],
-  then: str = '',
-  known: Iterable[str] = (),
-  strict: bool = False,
+  sentence: str, ids: Sequence[str], then: str = '', known: Iterable[str] = ()
 ) -> None:
-  """Logs a problem with ids, if any, and its remedy; raises InputError if strict.
+  """Logs a problem with ids, if any, and its remedy.
 
   ``known`` are ids that may equal them but for their Unicode form, which is then said.
   """
@@ -185,7 +181,4 @@ def report_ids(
     return
   listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
   message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
-  hint = UnicodeForms(ids).hint(known)
-  if strict:
-    raise InputError(message + hint)
-  logger.info('%s', message + (f'; {then}' if then else '') + hint)
+  logger.info('%s', message + (f'; {then}' if then else '') + UnicodeForms(ids).hint(known))
