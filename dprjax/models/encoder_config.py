@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from dprjax.base.errors import InputError
+from dprjax.models import activations
 from dprjax.models import family as families
-from dprjax.models.activations import ACTIVATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +39,7 @@ class EncoderConfig(families.Shape):
 
   def __post_init__(self):
     families.find(self.model_type)
-    if self.hidden_act not in ACTIVATIONS:
-      raise InputError(
-        f'hidden_act {self.hidden_act!r} is not supported; use one of: {", ".join(ACTIVATIONS)}'
-      )
+    activations.find(self.hidden_act, 'hidden_act')
     if self.hidden_size % self.num_heads:
       raise InputError(
         f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}'

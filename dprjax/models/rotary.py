@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
+from dprjax.models.family import only
 
 # The parameters of each kind of scaling, and their defaults; None: required.
 _NUMBERS: dict[str, dict[str, Any]] = {
@@ -167,8 +168,7 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
     if key in given
   }
   numbers = convert(given, f'rotary positions of type {kind!r}', dict[str, float])
-  if numbers.get('partial_rotary_factor', 1) != 1:
-    raise InputError('partial_rotary_factor is not supported, only 1')
+  only(numbers, partial_rotary_factor=1)
   if kind == 'longrope':
     numbers.setdefault('factor', positions / numbers['original_max_position_embeddings'])
   found = {key: numbers.get(key, default or 0) for key, default in known.items()} | lists

@@ -10,6 +10,7 @@ the file.
 Every ORDER BY ends in a unique column, so that the number of threads does not change the file.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -24,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import UInt64
 
-from dprjax.base import database, files, hashes
+from dprjax.base import cli, files, hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
@@ -43,6 +44,7 @@ Score = Callable[[Sequence[tuple[str, str]], Callable[[int], None]], np.ndarray]
 logger = logging.getLogger('dprjax')
 
 _LISTED = 5
+_MEMORY = '1GB'  # of tables and operators; more goes to the disk
 _CHUNK = 1 << 14  # passages inserted at a time
 _PAIRS = 4096  # pairs in a call of the reranker
 
@@ -123,11 +125,7 @@ def mine(
   options = options or MiningOptions()
   report = ReadReport()
   began = time.monotonic()
-  with (
-    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
-    database.temporary(pathlib.Path(folder)) as tables,
-  ):
-    tables.execute(_SCHEMA)
+  with _database() as tables:
     asked = _add_queries(tables, queries, qrels, report)
     _add_passages(tables, corpus)
     for number, (name, path) in enumerate(retrievers.items()):
@@ -168,6 +166,19 @@ def mine(
     'counts': dict(report.counts),
     'seconds': seconds,
   }
+
+
+@contextlib.contextmanager
+def _database() -> Iterator['DuckDBPyConnection']:
+  """The tables of `_SCHEMA`, in temporary files."""
+  with cli.loading():  # an exception inside it would abort the process
+    import duckdb  # takes .1 s
+
+  with tempfile.TemporaryDirectory(prefix='dprjax-') as folder:
+    settings = {'memory_limit': _MEMORY, 'temp_directory': folder}
+    with duckdb.connect(pathlib.Path(folder) / 'tables.duckdb', config=settings) as tables:
+      tables.execute(_SCHEMA)
+      yield tables
 
 
 def _add_queries(

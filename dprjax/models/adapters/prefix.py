@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import encoder, weights
+from dprjax.models import encoder
 from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
 from dprjax.models.weights import Stored
 
@@ -218,18 +218,13 @@ def from_peft(
         f'{folder / _CONFIG}: {key} is {config[key]!r:.40}, but the backbone has {value}; give its '
         'own --backbone=DIR'
       )
-  if [*stored] != [_TENSOR]:
+  shape = length, layers * two * heads * size
+  if (found := {name: one.shape for name, one in stored.items()}) != {_TENSOR: shape}:
     raise InputError(
-      f'{folder / _WEIGHTS}: has {weights.listed([*stored]) or "no tensors"}; expected only '
-      f'{_TENSOR}'
+      f'{folder / _WEIGHTS}: has {found!s:.200}; {_CONFIG} and the backbone give only {_TENSOR} '
+      f'{shape}'
     )
-  vectors, shape = stored[_TENSOR].read(), [length, layers * two * heads * size]
-  if list(vectors.shape) != shape:
-    raise InputError(
-      f'{folder / _WEIGHTS}: {_TENSOR} has shape {list(vectors.shape)}; {_CONFIG} and the backbone '
-      f'give {shape}'
-    )
-  vectors = vectors.astype(np.float32).reshape(length, layers, two, heads, size)
+  vectors = stored[_TENSOR].read().astype(np.float32).reshape(length, layers, two, heads, size)
   return {'prefix': np.ascontiguousarray(vectors.transpose(1, 2, 0, 3, 4))}, {
     'shift_positions': True
   }
