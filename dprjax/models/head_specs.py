@@ -103,18 +103,16 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   if output in stored:
     shape = stored[output][0].shape
     labels = shape[0] if shape else 0
-    if labels not in classifier.LABELS:
-      raise InputError(
-        f'{checkpoint.folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or '
-        '2 (irrelevant, relevant)'
-      )
     id2label = checkpoint.hf_config.get('id2label')
     other = isinstance(id2label, dict) and len(id2label) != labels
-    relevant = None if other else 1 if labels == 1 else _relevant(id2label)
+    relevant = None
+    if labels in classifier.LABELS and not other:
+      relevant = 1 if labels == 1 else _relevant(id2label)
     if relevant is None:
       raise InputError(
         f'{checkpoint.folder / "config.json"}: id2label, {id2label!r:.80}, does not say which of '
-        f'{labels} labels of {output} means relevant; name them irrelevant and relevant there'
+        f'{labels} labels of {output} means relevant; a cross-encoder has 1 label, or 2 called '
+        'irrelevant and relevant'
       )
     tensors = list(classifier_tensors(config, labels))
   elif not any(

@@ -379,7 +379,7 @@ def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Pat
     config = family.read_config(hf_config)
   except InputError as error:
     raise InputError(f'{path}: {error}') from error
-  dense = sentence.read_projection(root, config.hidden_size)
+  dense = sentence.read_projection(root)
   return dataclasses.replace(config, projection=dense) if dense else config
 
 

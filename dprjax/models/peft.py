@@ -24,7 +24,6 @@ from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_object, read, read_json_object
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, weights
-from dprjax.models import checkpoint_names as names
 from dprjax.models.adapter import Kind
 from dprjax.models.family import Config
 from dprjax.models.hub import Backbone
@@ -164,11 +163,6 @@ def _read(folder: epath.Path, backbone: Backbone) -> _Found:
   with contextlib.ExitStack() as stack:
     handle = weights.open_file(file, stack)
     stored = {name: weights.Stored(handle, name) for name in sorted(handle.keys())}
-    for name, tensor in stored.items():
-      if tensor.dtype not in names.DTYPES.values():
-        raise InputError(
-          f'{file}: {name} is of type {tensor.dtype}, not one of {", ".join(names.DTYPES.values())}'
-        )
     metadata: Mapping[str, str] = handle.metadata() or {}
     form = kinds[named].peft
     assert form is not None

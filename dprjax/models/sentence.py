@@ -85,8 +85,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   length = min(max_length(folder), config.max_tokens)
   prompts = _prompts(root / _MODEL, model)
   if classifier:
-    if any(prompts.values()):
-      raise InputError(f'{root / _MODEL}: prompts of a CrossEncoder are not supported')
+    sentence_files.check(any(prompts.values()), (False,), f'{root / _MODEL}: prompts')
     return vector_spec.same_length(length)
   if not modules:
     if model:
@@ -132,7 +131,7 @@ class _DenseConfig(msgspec.Struct):
   activation_function: _Activation
 
 
-def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
+def read_projection(root: epath.Path) -> tuple[Dense, ...]:
   """The shapes of the dense layers after the pooling."""
   layers: list[Dense] = []
   for folder in _folders(_modules(root), 'Dense'):
@@ -140,10 +139,6 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
     values = read_json_object(file, 'dense module')
     sentence_files.check(values, sentence_files.DENSE, f'{file}: ')
     dense = convert(values, str(file), _DenseConfig)
-    if dense.in_features != (before := layers[-1].outputs if layers else hidden_size):
-      raise InputError(
-        f'{file}: in_features is {dense.in_features}, but the previous module gives {before}'
-      )
     layers.append(
       Dense(
         dense.in_features,

@@ -286,14 +286,13 @@ def _read_run(
     FROM rows QUALIFY step <= 0
     """
   )
-  if contrary := _named(tables, 'steps WHERE step < 0'):
-    raise InputError(
-      f'{path}, {contrary[0]}: a document with a higher score has a worse rank; ranks must follow '
-      'falling scores (is the score a distance?)'
-    )
   twice = 'SELECT query, doc FROM rows GROUP BY ALL HAVING count(*) > 1 ORDER BY min(line) LIMIT 1'
-  if repeated := _named(tables, f'rows SEMI JOIN ({twice}) USING (query, doc)'):
-    raise InputError(f'{path}: a document occurs twice for a query: {", ".join(repeated[:2])}')
+  for fault, where in (
+    ('ranks do not follow falling scores (is the score a distance?)', 'steps WHERE step < 0'),
+    ('a document occurs twice for a query', f'rows SEMI JOIN ({twice}) USING (query, doc)'),
+  ):
+    if found := _named(tables, where):
+      raise InputError(f'{path}: {fault}: {", ".join(found[:2])}')
   what = f'rows of {name} that share their rank with another of their query: ordered by score'
   report.add(what, _count(tables, 'steps'), _named(tables, 'steps'))
 
@@ -433,11 +432,6 @@ def _score_pairs(
     asking = list(zip((asked.texts[query] for query in queries), joined, strict=True))
     scores = np.asarray(score(asking, progress), np.float64)
     progress.advance(len(some))
-    if not np.isfinite(scores).all():
-      query, text = asking[int(np.argmin(np.isfinite(scores)))]
-      raise InputError(
-        f'the reranker score is not finite for query {query!r:.80} and passage {text!r:.80}'
-      )
     columns = {'query': queries, 'digest': pa.array(digests, pa.uint64()), 'logit': scores}
     _insert(tables, 'logits', columns)
 

@@ -386,11 +386,6 @@ def test_scores_of_positives(world):
   assert found == [(copy, -0.5), (same, -0.5)]
 
 
-def test_a_reranker_that_gives_no_number(world):
-  with refused('what is 0', 'words'):
-    world.mine(score=lambda pairs, progress: np.full(len(pairs), np.nan))
-
-
 def test_a_reranker_that_passes_no_candidate_ends_the_mining(world):
   with refused('--threshold=0.1'):
     world.mine(score=lambda pairs, progress: np.full(len(pairs), 9.0))
