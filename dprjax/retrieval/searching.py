@@ -132,8 +132,6 @@ def _check_rescore(
     raise InputError(
       f'--rescore: {rescore.folder} has other passages than --corpus={corpus.folder}'
     )
-  if rescore.meta.dtype == 'binary':
-    raise InputError(f'--rescore: {rescore.folder} has binary codes; use float or int8 vectors')
   for each in queries:
     manifest.check_same_space('--rescore', rescore.meta.space(), '--queries', each.meta.space())
   # --corpus may have shortened vectors.

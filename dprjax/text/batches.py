@@ -196,8 +196,6 @@ class Feed:
     longest_bucket(cache.passage_lengths.max(), passage_buckets, 'passage_buckets')
     if negatives:
       _check_mix(cache, mix, negatives, seed)
-    elif mix not in (None, Mix()):
-      raise InputError('config.mix: config.negatives is 0, so there are no hard negatives to mix')
     self._cache, self._seed, self._mix, self._positive = cache, seed, mix, positive
     self._vectors = vectors
     self.negatives, self.size = negatives, cache.num_queries

@@ -134,7 +134,7 @@ def lay_out(
     sharding: rules that precede ``mesh.RULES``; a name without a rule raises InputError.
   """
   # Trained parameters are always float32, since lower precision would lose small updates.
-  frozen = encoder_config.arithmetic(config.backbone.dtype, 'config.backbone.dtype').activations
+  frozen = encoder_config.arithmetic(config.backbone.dtype).activations
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
   return ParameterLayout(
     dtypes,

@@ -80,7 +80,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       "contrast_weight with views='siblings' or 'ict'"
     )
   if contrasted:
-    contrastive.check_update(config, 'passage')
+    contrastive.check_update(config)
   if mlm and (model.family.mlm_tensors is None or tokenizer.mask_id is None):
     raise InputError(
       'config.pretrain.mlm_weight: masked language modelling needs a masked-LM head and a mask '

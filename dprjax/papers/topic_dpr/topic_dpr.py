@@ -182,7 +182,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 def check_options(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for options that contradict each other."""
   settings = config.topics
-  contrastive.check_update(config, 'document')
+  contrastive.check_update(config)
   if settings.path and not config.prompt.length and not settings.words:
     raise InputError(
       f'config.topics.path: {settings.path} needs prompts; set config.prompt.length above 0'
