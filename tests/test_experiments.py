@@ -1,6 +1,5 @@
 """The verdicts, tables and sets of the experiments."""
 
-import bz2
 import importlib
 import json
 import pathlib
@@ -12,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from lab import measures, mediawiki, sts
+from lab import measures
 from tests import devices
-from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = 12
@@ -254,57 +252,6 @@ def test_an_experiment_trains_measures_and_goes_on(trained, monkeypatch, tmp_pat
   assert trials.ledger(tmp_path / 'other') == trials.ledger(tmp_path / 'out')
 
 
-def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import pretraining
-
-  source = tmp_path / 'raw'
-  source.mkdir()
-  for split in ('train', 'dev', 'test'):
-    rows = ''.join(f'"{split} {n}, one",two,{n % 6}\n' for n in range(20))
-    (source / f'stsb-en-{split}.csv').write_text(rows)
-  few, more = (
-    sts.read_pairs(pretraining.few_pairs(source, tmp_path / f'{n}', n) / 'train.jsonl')
-    for n in (5, 10)
-  )
-  assert len(few) == 5 and more[:5] == few
-  pairs = sts.read_pairs(tmp_path / '5' / 'test.jsonl')
-  people = {pair.first: float(pair.score) for pair in pairs}
-
-  def embed(texts):  # at an angle that grows as the score falls
-    angles = np.array([5 - people[text] if text in people else 0.0 for text in texts]) / 4
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-  measured = pretraining.measure_pairs(tmp_path / '5', embed)
-  assert measured['spearman'] == pytest.approx(1)
-  assert np.mean(measured['scores']['spearman']) == pytest.approx(1)
-
-  sentence = 'The {} of {} is what section {} says in sentence {}.'
-  pages = ''.join(
-    f'<page><title>T{n}</title><ns>0</ns><revision><text>lead\n'
-    + ''.join(
-      f'== {head} ==\n' + ' '.join(sentence.format(head, n, head, i) for i in range(3)) + '\n'
-      for head in ('alpha', 'beta')
-    )
-    + '</text></revision></page>\n'
-    for n in range(40)
-  )
-  dump = tmp_path / 'dump.xml.bz2'
-  dump.write_bytes(bz2.compress(f'<mediawiki>\n{pages}</mediawiki>\n'.encode()))
-  folder = pretraining.split_dump(dump, tmp_path / 'sections')
-  titles = [
-    [article.title for article in mediawiki.read_articles(folder / f'{split}.xml.bz2')]
-    for split in ('train', 'test')
-  ]
-  assert sorted([*titles[0], *titles[1]]) == sorted(f'T{n}' for n in range(40))
-  assert 4 < len(titles[1]) < 20
-
-  def themes(texts):
-    return np.array([[float('alpha' in text), 0.0] for text in texts])
-
-  assert pretraining.measure_sections(folder, themes)['accuracy'] == 1
-
-
 @pytest.mark.parametrize('name', ['gain', 'prompt_tuning', 'pretraining', 'unm'])
 def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
   """Their configs are read, and each claim is of two that there are."""
@@ -323,13 +270,3 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
   for way, one in experiment.ways.items():
     config = systems.parse(one.recipe, one.options)
     assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
-
-
-@pytest.mark.slow
-def test_data_sets_that_are_not_there_are_named(monkeypatch, tmp_path):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  import gain_sets
-
-  for name in ('cranfield', 'msmarco-dl', 'clariq', 'arxiv', 'qnli', 'medquad-large'):
-    with refused('--data'):
-      gain_sets.read.__wrapped__(tmp_path, name)

@@ -340,7 +340,7 @@ def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_
   monkeypatch.chdir(tmp_path)
   flags = ['--workdir=run', '--out=p.npz']
   command_refused(command(export, *flags), 'strangers.method', '--method=strangers.method')
-  command_refused(command(export, *flags, '--method=other'), '--method=other')
+  command_refused(command(export, *flags, '--method=other'), '--method=strangers.method')
   assert not (tmp_path / 'ran-__init__').exists()
   command_refused(command(export, *flags, '--method=strangers.method'), 'strangers.method')
   assert (tmp_path / 'ran-method').exists()

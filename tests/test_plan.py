@@ -29,7 +29,7 @@ def answer(needs, **more):
     'xla': {
       'flops': 1e12,
       'bytes': 819e9,
-      'collectives': [{'kind': 'all-gather', 'times': 1, 'bytes': 5 * 10**6, 'sent': 4 * 10**6}],
+      'collectives': [{'kind': 'all-gather', 'times': 1, 'bytes': 5 * 10**6}],
       'gathered': [5 * 10**6],
     },
   } | more

@@ -175,11 +175,9 @@ class Fitted:
   """
 
   def __init__(self, workdir: files.PathLike):
-    """Reads the result of `fit`. Raises InputError for another folder."""
+    """Reads the result of `fit`."""
     self.workdir = epath.Path(workdir)
     path = self.workdir / _RESULT
-    if not path.exists():
-      raise InputError(f'{workdir} has no finished training of dprjax.fit')
     self._result = reading.read(path, 'result', _Result)
     self.gain = baseline.Gain.read(self._result.gain, str(path))
     kept = choices.read(self.workdir / _TRAINING)
@@ -381,10 +379,7 @@ def _incoming(workdir: files.PathLike | None) -> Iterator[epath.Path]:
 
 
 def _cache() -> epath.Path:
-  try:
-    return epath.Path(files.user_cache()) / 'fits'
-  except RuntimeError as error:
-    raise InputError('there is no home directory for the training; name a workdir') from error
+  return epath.Path(files.user_cache()) / 'fits'
 
 
 def _write(

@@ -59,26 +59,24 @@ def write_queries(queries: Texts, out: epath.Path, columns: Mapping[str, str] = 
   """Writes queries as BEIR queries.jsonl; returns their ids."""
   own = columns_of('query', columns)
   if is_path(queries):
-    return _write_texts(read_texts(queries, 'query', columns=own), out, 'queries')  # type: ignore[arg-type]
-  return _write_texts(corpora.queries(queries, own), out, 'queries')  # type: ignore[arg-type]
+    return _write_texts(read_texts(queries, 'query', columns=own), out)  # type: ignore[arg-type]
+  return _write_texts(corpora.queries(queries, own), out)  # type: ignore[arg-type]
 
 
 def write_corpus(corpus: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
   """Writes passages as BEIR corpus.jsonl; returns their ids."""
   own = columns_of('passage', columns)
   if is_path(corpus):
-    return _write_texts(read_texts(corpus, 'passage', columns=own), out, 'corpus')  # type: ignore[arg-type]
-  return _write_texts(corpora.passages(corpus, own), out, 'corpus')  # type: ignore[arg-type]
+    return _write_texts(read_texts(corpus, 'passage', columns=own), out)  # type: ignore[arg-type]
+  return _write_texts(corpora.passages(corpus, own), out)  # type: ignore[arg-type]
 
 
-def _write_texts(rows: Iterable[Text], out: epath.Path, name: str) -> list[str]:
+def _write_texts(rows: Iterable[Text], out: epath.Path) -> list[str]:
   ids = []
   with files.atomic_write(out) as file:
     for one in rows:
       ids.append(one.id)
       file.write(json.dumps({'_id': one.id, 'text': one.text}, ensure_ascii=False) + '\n')
-    if not ids:
-      raise InputError(f'{name}: there are no texts')
   return ids
 
 
@@ -104,69 +102,56 @@ def judgements(
     queries, passages: all ids in order; None if unknown.
     columns: of a table, by the roles `query_id`, `positive_id` and `label`.
   """
-  table = None if is_path(relevant) else _table(relevant, name, _JUDGED, columns)
-  if table is None and columns.keys() & {'positive_id', 'label'}:
-    raise InputError(f'columns: positive_id and label belong to {name}, which is no table')
   if is_path(relevant):
     return read_qrels(relevant)  # type: ignore[arg-type]
   found: Qrels = {}
-  known = None if passages is None else set(passages)
-
-  def add(query: Any, passage: Any, grade: Any = 1) -> None:
+  known = [None if ids is None else set(ids) for ids in (queries, passages)]
+  for query, passage, grade in _judged(relevant, queries, passages, name, columns):
     query_id = given.identifier(query, f'{name}: the id of a query')
     passage_id = given.identifier(passage, f'{name}: the id of a passage of query {query_id}')
-    if isinstance(grade, bool) or int(grade) != grade:
-      raise InputError(f'{name}: the grade {grade!r:.40} of query {query_id} is not a whole number')
-    if known is not None and passage_id not in known:
+    for what, id_, ids in zip(('query', 'passage'), (query_id, passage_id), known, strict=True):
+      if ids is not None and id_ not in ids:
+        raise InputError(f'{name}: query {query_id}: {id_!r:.60} is not the id of a {what}')
+    grades = found.setdefault(query_id, {})
+    if grades.setdefault(passage_id, int(grade)) != grade:
       raise InputError(
-        f'{name}: query {query_id} names {passage_id!r:.60}, which is not a passage id'
+        f'{name}: passage {passage_id} of query {query_id} has the grade {grade!r:.40}; expected '
+        f'one whole number, such as {grades[passage_id]}'
       )
-    judged = found.setdefault(query_id, {})
-    if judged.setdefault(passage_id, int(grade)) != grade:
-      raise InputError(
-        f'{name}: passage {passage_id} is judged {grade} for query {query_id}, and '
-        f'{judged[passage_id]} before'
-      )
-
-  if relevant is None:
-    if queries is None or passages is None or len(queries) != len(passages):
-      counts = '' if queries is None else f' ({len(queries):,} and {len(passages or ()):,})'
-      raise InputError(
-        f'{name} is missing: without it the i-th query belongs to the i-th passage, and there must '
-        f'be as many of both{counts}'
-      )
-    for pair in zip(queries, passages, strict=True):
-      add(*pair)
-  elif table is not None:
-    for row in table:
-      add(*row)
-  elif isinstance(relevant, Mapping):
-    for query, entry in relevant.items():
-      for passage, grade in _graded(entry):
-        add(query, passage, grade)
-  else:
-    rows = given.values(relevant, name)
-    if rows and all(isinstance(row, tuple) for row in rows):
-      for row in rows:
-        add(*row)
-    elif (index := given.index_of(relevant)) is not None:
-      for query, entry in zip(index, rows, strict=True):
-        for passage, grade in _graded(entry):
-          add(query, passage, grade)
-    elif queries is None or len(rows) != len(queries):
-      raise InputError(
-        f'{name}: {len(rows):,} entries for {len(queries or ()):,} queries; give one for each, '
-        'tuples (query id, passage id), or a mapping'
-      )
-    else:
-      for query, entry in zip(queries, rows, strict=True):
-        for passage, grade in _graded(entry):
-          add(query, passage, grade)
-  if queries is not None and (unknown := found.keys() - set(queries)):
-    raise InputError(f'{name}: {min(unknown)!r:.60} is not a query id')
   if not found:
     raise InputError(f'{name}: there are no judgements')
   return found
+
+
+def _judged(
+  relevant: Any,
+  queries: list[str] | None,
+  passages: list[str] | None,
+  name: str,
+  columns: Mapping[str, str],
+) -> Iterator[tuple[Any, Any, Any]]:
+  """Query ids, passage ids and grades; arguments as for `judgements`."""
+  table = _table(relevant, name, _JUDGED, columns)
+  rows: Any = passages if relevant is None else table
+  if rows is None and not isinstance(relevant, Mapping):
+    rows = given.values(relevant, name)
+  if table is not None or (rows and all(isinstance(row, tuple) for row in rows)):
+    yield from ((*row, 1)[:3] for row in rows)
+    return
+  if isinstance(relevant, Mapping):
+    entries = [*relevant.items()]
+  else:
+    ids = given.index_of(relevant) if relevant is not None else None
+    ids = queries if ids is None else ids
+    if ids is None or rows is None or len(ids) != len(rows):
+      raise InputError(
+        f'{name}: {len(rows or ()):,} entries for {len(ids or ()):,} queries; give one for each, '
+        'tuples (query id, passage id), or a mapping'
+      )
+    entries = [*zip(ids, rows, strict=True)]
+  for query, entry in entries:
+    for passage, grade in _graded(entry):
+      yield query, passage, grade
 
 
 def _graded(entry: Any) -> list[tuple[Any, Any]]:
@@ -203,13 +188,13 @@ def read_run(run: Run, name: str = 'run') -> trec.Run:
   def add(query: Any, passage: Any, score: Any) -> None:
     query_id = given.identifier(query, f'{name}: the id of a query')
     passage_id = given.identifier(passage, f'{name}: the id of a passage of query {query_id}')
-    if not isinstance(score, int | float | np.number) or not np.isfinite(score):
+    ranked = rankings.setdefault(query_id, {})
+    if passage_id in ranked or not np.isfinite(score):
       raise InputError(
-        f'{name}: the score {score!r:.40} of query {query_id} is not a finite number'
+        f'{name}: query {query_id} has passage {passage_id} twice, or a score that is not finite: '
+        f'{score!r:.40}'
       )
-    if passage_id in rankings.setdefault(query_id, {}):
-      raise InputError(f'{name}: query {query_id} has passage {passage_id} twice')
-    rankings[query_id][passage_id] = float(score)
+    ranked[passage_id] = float(score)
 
   if isinstance(run, Results):
     for query, hits in zip(run.queries, run, strict=True):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from dprjax.base.errors import InputError
 from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
 from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
@@ -30,11 +29,10 @@ _log = logging.getLogger('dprjax')
 
 
 class _Kind(NamedTuple):
-  """An open collection: its index and lists, and whether it has payloads."""
+  """The index of an open collection, and its lists."""
 
   name: str
   lists: int
-  payload: bool
 
 
 class Milvus:
@@ -99,8 +97,7 @@ class Milvus:
     properties = described.get('properties') or {}
     record = Record.of_json(properties.get(_RECORD) or described.get('description'))
     kind = str(index.get('index_type', 'FLAT'))
-    fields = {field['name'] for field in described['fields']}
-    self._opened[name] = _Kind(kind, int(index.get('nlist', 128)), _PAYLOAD in fields)
+    self._opened[name] = _Kind(kind, int(index.get('nlist', 128)))
     return Opened(record, kind)
 
   def _load(self, name: str) -> None:
@@ -177,14 +174,9 @@ class Milvus:
     if rows.words is not None:
       for document, words in zip(documents, rows.words, strict=True):
         document[_WORDS] = _cut(' '.join(words))
-    if self._opened[name].payload:
-      payloads = rows.payloads if rows.payloads is not None else [{}] * len(documents)
-      for document, payload in zip(documents, payloads, strict=True):
-        document[_PAYLOAD] = _fitting(payload)
-    elif rows.payloads is not None:
-      raise InputError(
-        f'{self.address}, collection {name!r} was made without texts: leave out --texts'
-      )
+    payloads = rows.payloads if rows.payloads is not None else [{}] * len(documents)
+    for document, payload in zip(documents, payloads, strict=True):
+      document[_PAYLOAD] = _fitting(payload)
     self.client.upsert(name, documents)
 
   def flush(self, name: str) -> None:
@@ -197,7 +189,7 @@ class Milvus:
     self.client.delete(name, filter=_among(ids))
 
   def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    fields = [_ID, *([_PAYLOAD] if self._opened[name].payload else [])]
+    fields = [_ID, _PAYLOAD]
     found = {}
     for row in self.client.query(name, filter=_among(ids), output_fields=fields):
       payload = row.get(_PAYLOAD) or {}

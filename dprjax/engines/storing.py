@@ -122,10 +122,8 @@ def _opened(
   documents: Iterator[Document], texts: str, corpus: embeddings.Embeddings
 ) -> Iterator[Document]:
   """The documents of a file, after a check that its first one matches the embeddings."""
-  first = next(documents)
-  if first.id != corpus.ids_at(np.arange(1))[0]:
-    raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
-  return itertools.chain([first], documents)
+  first = _own(documents, corpus.ids_at(np.arange(1)), texts, corpus)
+  return itertools.chain(first, documents)
 
 
 def _own(

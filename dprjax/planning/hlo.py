@@ -82,13 +82,11 @@ class Collective(NamedTuple):
     kind: one of ``COLLECTIVES``.
     times: how often they run in the program.
     bytes: of the larger side on a device.
-    sent: bytes that a ring sends over the links of a device.
   """
 
   kind: str
   times: int
   bytes: int
-  sent: int
 
 
 class HloCost(NamedTuple):
@@ -110,8 +108,7 @@ class HloCost(NamedTuple):
 class HloProgram:
   """A program by its computations."""
 
-  def __init__(self, text: str, devices: int):
-    self._devices = devices
+  def __init__(self, text: str):
     self.computations: dict[str, Computation] = {}
     self._entry = ''
     current: Computation | None = None
@@ -128,7 +125,7 @@ class HloProgram:
   def cost(self) -> HloCost:
     """The cost of the whole program."""
     flops, moved = 0, 0
-    found: dict[str, tuple[str, int, int, int]] = {}
+    found: dict[str, tuple[str, int, int]] = {}
     for name, times in self._runs(self._entry, 1):
       computation = self.computations[name]
       for one in computation.values():
@@ -146,15 +143,10 @@ class HloProgram:
     for kind in sorted({one[0] for one in found.values()}):
       own = [one[1:] for one in found.values() if one[0] == kind]
       collectives.append(
-        Collective(
-          kind,
-          sum(times for _, _, times in own),
-          sum(size * times for size, _, times in own),
-          sum(sent * times for _, sent, times in own),
-        )
+        Collective(kind, sum(times for _, times in own), sum(size * times for size, times in own))
       )
     gathered = [
-      size for kind, size, _, times in found.values() if kind == 'all-gather' for _ in range(times)
+      size for kind, size, times in found.values() if kind == 'all-gather' for _ in range(times)
     ]
     return HloCost(flops, moved, tuple(collectives), tuple(sorted(gathered, reverse=True)))
 
@@ -287,8 +279,8 @@ class HloProgram:
         for inner in self.computations.get(called, {}).values():
           yield from self._collectives(called, inner)
 
-  def _sizes(self, name: str, one: Instruction) -> tuple[str, int, int]:
-    """Kind of a collective, bytes of the larger side, and bytes that a ring sends."""
+  def _sizes(self, name: str, one: Instruction) -> tuple[str, int]:
+    """Kind of a collective and bytes of the larger side."""
     computation = self.computations[name]
     kind = one.opcode.removesuffix('-start')
     out = sum(array.nbytes for array in one.arrays)
@@ -300,16 +292,12 @@ class HloProgram:
     )
     if one.opcode.endswith('-start') and kind != 'all-reduce':
       out -= taken  # the result includes the operands
-    ways = _group_size(one.attributes, self._devices)
     if kind == 'all-reduce' and (
       'all-reduce-scatter' in name
       or any(_slices(computation, other, one) for other in computation.values())
     ):
       kind = 'reduce-scatter'  # TPUs fuse an all-reduce and a slice of it
-    size = max(out, taken)
-    share = (ways - 1) / ways
-    factor = {'all-reduce': 2 * share, 'collective-permute': 1.0}.get(kind, share)
-    return kind, size, round(factor * size)
+    return kind, max(out, taken)
 
 
 def _parse(line: str) -> Instruction | None:
@@ -435,17 +423,3 @@ def _convolution_flops(computation: Computation, one: Instruction) -> int:
   out = one.arrays[0].shape
   rows, features = out[labels[3].index('b')], out[labels[3].index('f')]
   return 2 * pairs * rows * features * kernel.shape[labels[2].index('i')]
-
-
-def _group_size(attributes: str, devices: int) -> int:
-  if found := re.search(r'replica_groups=\[\d+,(\d+)\]<=', attributes):
-    return int(found[1])
-  if found := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):
-    return len(found[1].split(','))
-  if found := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', attributes):
-    sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-    ways = 1
-    for axis, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2]):
-      ways *= int(part or sizes.get(axis, 1))
-    return max(ways, 1)
-  return devices

@@ -236,7 +236,7 @@ def run(job: CompileJob) -> dict[str, Any]:
     name: int(getattr(memory, f'{name}_size_in_bytes'))
     for name in ('argument', 'output', 'temp', 'alias', 'generated_code')
   }
-  cost = hlo.HloProgram(compiled.as_text() or '', target.devices).cost()
+  cost = hlo.HloProgram(compiled.as_text() or '').cost()
   answer['xla'] = {
     'flops': cost.flops,
     'bytes': cost.bytes,

@@ -175,8 +175,8 @@ def _database() -> Iterator['DuckDBPyConnection']:
     import duckdb  # takes .1 s
 
   with tempfile.TemporaryDirectory(prefix='dprjax-') as folder:
-    settings = {'memory_limit': _MEMORY, 'temp_directory': folder}
-    with duckdb.connect(pathlib.Path(folder) / 'tables.duckdb', config=settings) as tables:
+    file = pathlib.Path(folder) / 'tables.duckdb'
+    with duckdb.connect(file, config={'memory_limit': _MEMORY, 'temp_directory': folder}) as tables:
       tables.execute(_SCHEMA)
       yield tables
 

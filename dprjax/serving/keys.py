@@ -97,11 +97,7 @@ class Keys:
   """The keys of a file, as it is now; for one thread."""
 
   def __init__(self, path: PathLike):
-    """Reads the file.
-
-    Raises:
-      InputError: it cannot be read, has a field of another form, or no key.
-    """
+    """Reads the file."""
     self._path = epath.Path(path)
     self._identity, self._looked = self._look(), time.monotonic()
     self._grants = _read(self._path)
@@ -134,21 +130,20 @@ def _read(path: epath.Path) -> dict[bytes, Grant]:
   """The rights by the SHA-256 of a key."""
   with reading.open_text(path, 'keys') as file:
     text = file.read()
+  where, grants = '', []
   try:
-    tables = msgspec.toml.decode(text, type=dict[str, dict])
+    for name, table in msgspec.toml.decode(text, type=dict[str, dict]).items():
+      where = f' [{name}]:'
+      grants.append(msgspec.convert(table | {'name': name}, Grant))
   except msgspec.DecodeError as error:
-    raise InputError(f'{path}: {error}') from error
+    raise InputError(f'{path}:{where} {error}') from error
   found: dict[bytes, Grant] = {}
-  for name, table in tables.items():
-    try:
-      grant = msgspec.convert(table | {'name': name}, Grant)
-    except msgspec.ValidationError as error:
-      raise InputError(f'{path}: [{name}]: {error}') from error
+  for grant in grants:
     for digest in [grant.sha256] if isinstance(grant.sha256, str) else grant.sha256:
       key = bytes.fromhex(digest)
       if key == _EMPTY or found.setdefault(key, grant) != grant:
         what = 'no key at all' if key == _EMPTY else f'a key of {found[key].name}'
-        raise InputError(f'{path}: [{name}]: this is the SHA-256 of {what}')
+        raise InputError(f'{path}: [{grant.name}]: this is the SHA-256 of {what}')
   if not found:
     raise InputError(f'{path}: no keys in it')
   return found

@@ -122,10 +122,6 @@ class Library:
       options: ``prompt_length`` is P of a slot for prefixes, and the size of the other kinds; the
         last prompt read stays, also if it is larger than ``host_bytes``.
       metrics: counts loads and evictions.
-
-    Raises:
-      InputError: a bad name, texts that are too long in the settings of the backbone, or the folder
-        is a file.
     """
     if not all(map(NAME.fullmatch, name.split('/'))):
       raise InputError(f'--name={name}: expected {NAMES}; / between such parts')
@@ -149,8 +145,6 @@ class Library:
       two_sided=_differ(spec),
       choices={side: [bare] for side in SIDES},
     )
-    if self.folder.exists() and not self.folder.is_dir():
-      raise InputError(f'--prompts={folder} is a file, not a folder')
     self.folder.mkdir(parents=True, exist_ok=True)
     for path in self.folder.glob(f'.*{_ENDING}.*.tmp'):
       with contextlib.suppress(OSError):
@@ -313,10 +307,9 @@ class Library:
   def _read(self, name: str, identity: _Identity) -> Version:
     path, modified = self._path(name), identity[2] / 1e9
     try:
-      if not stat.S_ISREG(os.stat(path).st_mode):
-        raise InputError(f'prompt {name}: not a file')
-      if not epath.Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.folder)):
-        raise InputError(f'prompt {name}: a link to a file outside the folder; copy the file')
+      inside = epath.Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.folder))
+      if not (inside and stat.S_ISREG(os.stat(path).st_mode)):
+        raise InputError(f'prompt {name}: not a file of this folder; copy the file into it')
       version = dataclasses.replace(self._check(name, path), modified=modified)
     except FileNotFoundError:
       raise UnknownPrompt(name) from None
@@ -361,12 +354,6 @@ class Library:
     for side in SIDES:
       check_length(name, BankEntry(prompt, spec), side, self._backbone)
       self._check_room(f'prompt {name}', spec, side)
-      longest = spec.max_length(side)
-      if longest > self._most_tokens:
-        raise InputError(
-          f'prompt {name}: {side}_max_length {longest} exceeds the {self._most_tokens} tokens of '
-          'this server; start it with longer --lengths'
-        )
       tied = prompt.tied and side != SIDES[0]
       found[side] = found[SIDES[0]] if tied else [*prompt.adapters(side)]
       if (adapter := found[side][0]) is not None:
@@ -411,9 +398,12 @@ class Library:
     )
 
   def _check_room(self, whose: str, spec: VectorSpec, side: str) -> None:
-    longest = spec.max_length(side)
-    if longest <= self._tokenizer.num_specials:
-      raise InputError(f'{whose}: {side}_max_length {longest} leaves no room beside special tokens')
+    longest, specials = spec.max_length(side), self._tokenizer.num_specials
+    if not specials < longest <= self._most_tokens:
+      raise InputError(
+        f'{whose}: {side}_max_length is {longest}; this server takes {specials + 1} to '
+        f'{self._most_tokens} tokens, special ones among them: see --lengths'
+      )
     check_prefix(f'{whose}: ', spec, side, self._tokenizer)
 
   def _keep(self, identity: _Identity, version: Version) -> None:

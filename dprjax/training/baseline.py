@@ -15,7 +15,6 @@ from etils import epath
 
 from dprjax.base import distributed, files, reading
 from dprjax.base.counts import counted
-from dprjax.base.errors import InputError
 from dprjax.models import artifact
 from dprjax.retrieval import comparison
 from dprjax.training import workdir
@@ -154,13 +153,13 @@ def saturated(measure: str, scores: Scores) -> str:
   )
 
 
-def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:
+def scores(folder: epath.Path, evaluate: Callable[[], Scores]) -> Scores:
   """The baseline of a run, read from its workdir, or measured and written there. All processes call
   it.
 
   The means come from process 0; the values may exist only on process 0.
   """
-  found = kept(folder, measure)
+  found = kept(folder)
   if found is None:
     found = evaluate()
     if jax.process_index() == 0:
@@ -169,13 +168,13 @@ def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> 
   return found
 
 
-def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
+def kept(folder: epath.Path, step: int = 0) -> Scores | None:
   """The evaluation from `write`, or None: means on all processes, values on process 0.
 
   All processes call it.
   """
   main = jax.process_index() == 0
-  found = read(folder, measure, step) if main and _path(folder, step).exists() else None
+  found = read(folder, step) if main and _path(folder, step).exists() else None
   means = distributed.agree(None if found is None else dict(found.means))
   return None if means is None else (found or Scores({}))._replace(means=means)
 
@@ -201,12 +200,9 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
   return folder / _LATER / f'{step}.json' if step else folder / workdir.BASELINE
 
 
-def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
+def read(folder: epath.Path, step: int = 0) -> Scores:
   """Reads an evaluation of `write`."""
-  path = _path(folder, step)
-  kept = reading.read(path, 'scores', _Scores)
-  if measure not in kept.means:
-    raise InputError(f'{path}: the mean of {measure} is missing')
+  kept = reading.read(_path(folder, step), 'scores', _Scores)
   return Scores(
     kept.means,
     {name: np.array(each, np.float64) for name, each in kept.values.items()},

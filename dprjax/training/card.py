@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -9,72 +10,73 @@ import huggingface_hub
 from etils import epath
 
 from dprjax.base import files, repository, version
-from dprjax.models import adapter, pooling
-from dprjax.retrieval import comparison
+from dprjax.models import adapter, hub, pooling
+from dprjax.retrieval import comparison, fusion
+from dprjax.text import seen
 from dprjax.text.vector_spec import SIDES
+from dprjax.training import method as methods
 
 FILE = 'README.md'
 _MOST = 60  # limit of listed options, data files and measures
 
 
-class TrainingSummary(NamedTuple):
-  """A summary of a training, from its workdir.
+class ExportOptions(NamedTuple):
+  """The format of an export, and its model card.
 
   Attributes:
-    method: its name.
-    config: the experiment.
-    step: of the published checkpoint.
-    inputs: stamps of input files, by role.
-    metrics: of the dev split at this step.
+    format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder directory
+      if one was trained.
+    base_model: of the backbone on the hub.
+    copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
+      ``base_model``.
+    metrics: files of ``dprjax.evaluate`` for the card, by name of the data.
+    name: the repository of the card.
   """
 
-  method: str
+  format: str | None = None
+  base_model: repository.Reference | None = None
+  copy_backbone: bool = True
+  card: bool = False
+  licence: str | None = None
+  metrics: Mapping[str, str] = types.MappingProxyType({})
+  name: str | None = None
+
+
+class Training(NamedTuple):
+  """The training of an export: its config, step, stamps of input files by role, and dev metrics."""
+
   config: Mapping[str, Any]
   step: int
   inputs: Mapping[str, Any] | None
   metrics: Mapping[str, float]
 
 
-class Card(NamedTuple):
-  """Facts for a card beyond those in the files.
-
-  Attributes:
-    format: 'npz', 'peft' or 'sentence-transformers'; None for the directory of an encoder.
-    base_model: the backbone on the hub.
-    licence: its name on the hub.
-    metrics: (metrics of ``dprjax.evaluate``, SHA-256 of the file), by name of the data.
-    training: None without a workdir.
-    name: the repository.
-    folder: name of the published folder, the title if there is no repository.
-  """
-
-  format: str | None
-  base_model: repository.Reference | None
-  licence: str | None
-  metrics: Mapping[str, tuple[dict[str, Any], str]]
-  training: TrainingSummary | None
-  name: str | None = None
-  folder: str | None = None
-
-
-class Subject(NamedTuple):
-  """The model of a card.
+class Made(NamedTuple):
+  """An export, before it is written.
 
   Attributes:
     meta: of the prompt or encoder.
-    prompt: shapes of the prompt arrays by name; empty without a prompt.
-    encoders: folders of trained encoders; empty for a frozen backbone.
-    embeds: whether texts become vectors; False for cross-encoders and for backbones before tuning.
-    backbone: folder of the initial backbone.
-    class_name: of its family, see `Family`.
+    backbone: the initial one.
+    done: for the log.
+    training: None if it was made from an exported prompt.
+    choice: the record of the choice among candidates.
+    bm25: the fusion with BM25, if that was chosen.
   """
 
-  meta: Mapping[str, Any]
-  prompt: Mapping[str, tuple[int, ...]]
-  encoders: tuple[str, ...]
-  embeds: bool
-  backbone: epath.Path
-  class_name: str = ''
+  product: methods.Product
+  meta: dict[str, Any]
+  backbone: hub.Backbone
+  done: str
+  queries: seen.Seen = types.MappingProxyType({})
+  training: Training | None = None
+  choice: dict[str, Any] | None = None
+  workdir: epath.Path | None = None
+  bm25: fusion.Fusion | None = None
+
+  @property
+  def embeds(self) -> bool:
+    """Whether texts become vectors; False for cross-encoders and for backbones before tuning."""
+    return all(one.get('spec') is not None for one in self.product.encoders.values())
 
 
 def hub_name(backbone: str) -> str | None:
@@ -85,51 +87,52 @@ def hub_name(backbone: str) -> str | None:
   return reference.name
 
 
-def write(card: Card, subject: Subject) -> str:
-  """The card: YAML for the hub, Markdown for people."""
-  base = card.base_model.name if card.base_model else hub_name(str(subject.meta['backbone']))
+def write(options: ExportOptions, made: Made, folder: str) -> str:
+  """The card of a published folder: YAML for the hub, Markdown for people."""
+  encoders = made.product.encoders
+  base = options.base_model.name if options.base_model else hub_name(str(made.meta['backbone']))
   head = huggingface_hub.ModelCardData(
     base_model=base,
-    base_model_relation=('finetune' if subject.encoders else 'adapter') if base else None,
-    library_name=_library(card, subject),
-    license=card.licence,
-    pipeline_tag='sentence-similarity' if subject.embeds else None,
-    tags=['dprjax', 'dense-retrieval', *_tags(subject)],
+    base_model_relation=('finetune' if encoders else 'adapter') if base else None,
+    library_name=_library(options, made),
+    license=options.licence,
+    pipeline_tag='sentence-similarity' if made.embeds else None,
+    tags=['dprjax', 'dense-retrieval', *_tags(made)],
   )
   parts = [
     f'---\n{head}\n---',
-    f'# {_plain(card.name or card.folder or subject.meta.get("task") or "A prompt")}',
-    _about(subject, base),
-    '## How to use it\n\n' + '\n\n'.join(_usage(card, subject, base)),
-    '## What it was trained on\n\n' + '\n'.join(_data(card.training)),
-    *(['## How it was trained\n\n' + _training(card.training)] if card.training else []),
-    '## How good it is\n\n' + '\n'.join(_metrics(card, subject)),
-    '## Limits\n\n' + '\n'.join(_limits(subject)),
-    '## Licence\n\n' + _licence(card, subject),
+    f'# {_plain(options.name or folder)}',
+    _about(made, base),
+    '## How to use it\n\n' + '\n\n'.join(_usage(options, made, base)),
+    '## What it was trained on\n\n' + '\n'.join(_data(made.training)),
+    *(['## How it was trained\n\n' + _training(made.training)] if made.training else []),
+    '## How good it is\n\n' + '\n'.join(_metrics(options, made)),
+    '## Limits\n\n' + '\n'.join(_limits(made)),
+    '## Licence\n\n' + _licence(options, made),
     f'Written by dprjax {version.__version__}.',
   ]
   return '\n\n'.join(parts) + '\n'
 
 
-def _tags(subject: Subject) -> list[str]:
+def _tags(made: Made) -> list[str]:
   known = {'prefix': ['prefix-tuning'], 'lora': ['lora']}
-  return known.get(_kind(subject).name, []) if subject.prompt else []
+  return known.get(_kind(made).name, []) if made.product.prompt else []
 
 
-def _kind(subject: Subject) -> adapter.Kind:
-  return adapter.find(subject.meta.get('kind') or 'prefix', 'a card')
+def _kind(made: Made) -> adapter.Kind:
+  return adapter.find(made.meta.get('kind') or 'prefix', 'a card')
 
 
-def _library(card: Card, subject: Subject) -> str:
-  if card.format == 'npz':
+def _library(options: ExportOptions, made: Made) -> str:
+  if options.format == 'npz':
     return 'dprjax'
-  return card.format or ('sentence-transformers' if subject.embeds else 'transformers')
+  return options.format or ('sentence-transformers' if made.embeds else 'transformers')
 
 
-def _about(subject: Subject, base: str | None) -> str:
-  local = str(subject.meta['backbone']).rstrip('/').rpartition('/')[2]
+def _about(made: Made, base: str | None) -> str:
+  local = str(made.meta['backbone']).rstrip('/').rpartition('/')[2]
   name = f'[{base}](https://huggingface.co/{base})' if base else _code(local)
-  digest = subject.meta['backbone_sha256']
+  digest = made.meta['backbone_sha256']
   tensors = (
     f'Its encoder has the SHA-256 {_code(digest)}.'
     if isinstance(digest, str)
@@ -137,10 +140,11 @@ def _about(subject: Subject, base: str | None) -> str:
       f'The encoder of {side} has the SHA-256 {_code(d)}.' for side, d in digest.items()
     )
   )
-  if subject.encoders:
+  if made.product.encoders:
     return f'{name}, fine-tuned for retrieval. {tensors}'
-  shapes = ', '.join(f'{_code(name)} {list(shape)}' for name, shape in subject.prompt.items())
-  kind = _kind(subject)
+  arrays = made.product.prompt.items()
+  shapes = ', '.join(f'{_code(name)} {list(array.shape)}' for name, array in arrays)
+  kind = _kind(made)
   what, layout = f'An adapter for {name}: {kind.text}.', ''
   if kind.name == 'prefix':
     what = (
@@ -154,15 +158,16 @@ def _about(subject: Subject, base: str | None) -> str:
   )
 
 
-def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
-  here = card.name or 'DIR'
-  if card.format == 'peft':
-    sides = [side for side in SIDES if any(name.startswith(f'{side}/') for name in subject.prompt)]
-    pooled = pooling.find(subject.meta['pooling']).text
-    scaled = ', scaled to length 1' if subject.meta['normalize'] else ''
+def _usage(options: ExportOptions, made: Made, base: str | None) -> Iterator[str]:
+  here, prompt, encoders = options.name or 'DIR', made.product.prompt, made.product.encoders
+  if options.format == 'peft':
+    sides = [side for side in SIDES if any(name.startswith(f'{side}/') for name in prompt)]
+    pooled = pooling.find(made.meta['pooling']).text
+    scaled = ', scaled to length 1' if made.meta['normalize'] else ''
     yield f'With `transformers` and `peft`. The vector of a text is {pooled}{scaled}.'
     # AutoModel of T5 has the decoder, too.
-    model = 'T5EncoderModel' if subject.class_name == 'T5Encoder' else 'AutoModel'
+    t5 = made.backbone.config.family.class_name == 'T5Encoder'
+    model = 'T5EncoderModel' if t5 else 'AutoModel'
     for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:
       yield _block(
         'python',
@@ -172,11 +177,11 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
         f'backbone = {model}.from_pretrained({base or "BACKBONE"!r})\n'
         f'model = PeftModel.from_pretrained(backbone, {place}).eval()',
       )
-  elif not subject.embeds:
+  elif not made.embeds:
     yield 'With `transformers`, as any model of its class; `dprjax` reads the folder too.'
     return
-  elif card.format != 'npz' and set(subject.encoders) <= {''}:
-    trust = ', trust_remote_code=True' if subject.prompt and card.format else ''
+  elif options.format != 'npz' and set(encoders) <= {''}:
+    trust = ', trust_remote_code=True' if prompt and options.format else ''
     code = ' This runs `dprjax_prompt.py`: read it first.' if trust else ''
     yield f'With `sentence-transformers` 6 or newer.{code}'
     yield _block(
@@ -187,9 +192,9 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
       "passages = model.encode_document(['a passage'])\n"
       'scores = model.similarity(queries, passages)',
     )
-  if card.format != 'peft':
-    if subject.encoders:
-      arguments = f"'{here}'" + (f", prompt='{here}/prompt.npz'" if subject.prompt else '')
+  if options.format != 'peft':
+    if encoders:
+      arguments = f"'{here}'" + (f", prompt='{here}/prompt.npz'" if prompt else '')
     else:
       arguments = f"{base or 'BACKBONE'!r}, prompt='{here}'"
     yield 'With `dprjax`:'
@@ -208,7 +213,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
     )
 
 
-def _data(training: TrainingSummary | None) -> Iterator[str]:
+def _data(training: Training | None) -> Iterator[str]:
   if training is None:
     yield 'Unknown: this was made from an exported prompt.'
     return
@@ -238,9 +243,10 @@ def _data(training: TrainingSummary | None) -> Iterator[str]:
     yield f'And {len(stamped) - _MOST} more.'
 
 
-def _metrics(card: Card, subject: Subject) -> Iterator[str]:
-  training = card.training
-  for name, (metrics, digest) in card.metrics.items():
+def _metrics(options: ExportOptions, made: Made) -> Iterator[str]:
+  training = made.training
+  for name, path in options.metrics.items():
+    metrics = comparison.read_metrics(files.regular_file(path, '--metrics'))
     counts = {measure: len(values) for measure, values in metrics['per_query'].items()}
     yield f'{_plain(name)}, means over queries with their 95 % bootstrap intervals:'
     yield ''
@@ -254,19 +260,19 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
       )
     yield ''
     command = metrics.get('command', 'python -m dprjax.evaluate')
-    yield f'Made by {_code(command)}; its file has the SHA-256 {_code(digest)}.'
+    yield f'Made by {_code(command)}; its file has the SHA-256 {_code(files.sha256_file(path))}.'
     yield ''
-  gain = subject.meta.get('gain')
+  gain = made.meta.get('gain')
   if gain is not None:
     yield from _gain(gain)
-    yield from _expected(subject.meta.get('expected'))
+    yield from _expected(made.meta.get('expected'))
   elif training is not None:
     for measure, value in training.metrics.items():
       yield (
         f'On the dev split, which chose the checkpoint: {_plain(measure)} {value:.4f}. It was not '
         'compared with the initial model.'
       )
-  if not card.metrics and gain is None and not (training and training.metrics):
+  if not options.metrics and gain is None and not (training and training.metrics):
     yield 'Not measured here.'
 
 
@@ -310,17 +316,18 @@ def _expected(expected: Any) -> Iterator[str]:
   )
 
 
-def _training(training: TrainingSummary) -> str:
+def _training(training: Training) -> str:
   settings = json.dumps(_public(training.config), indent=1, sort_keys=True, default=list)
+  method = _code(training.config['method'])
   return (
-    f'By `python -m dprjax.train`, method {_code(training.method)}, up to step {training.step}.\n\n'
+    f'By `python -m dprjax.train`, method {method}, up to step {training.step}.\n\n'
     f'<details><summary>All settings</summary>\n\n{_block("json", settings)}\n\n</details>'
   )
 
 
-def _limits(subject: Subject) -> Iterator[str]:
-  meta = subject.meta
-  if subject.prompt and not subject.encoders:
+def _limits(made: Made) -> Iterator[str]:
+  meta, prompt = made.meta, made.product.prompt
+  if prompt and not made.product.encoders:
     yield (
       '- It fits only this backbone, by the SHA-256 above. With another, even another version of '
       'the same model, its vectors mean nothing.'
@@ -337,7 +344,7 @@ def _limits(subject: Subject) -> Iterator[str]:
     )
   if 'normalize' in meta:
     yield f'- Vectors are compared by {"cosine" if meta["normalize"] else "inner product"}.'
-  if subject.prompt:
+  if prompt:
     yield (
       '- Queries and passages are both embedded with it.'
       if meta.get('sides') != 'query'
@@ -349,9 +356,9 @@ def _limits(subject: Subject) -> Iterator[str]:
   )
 
 
-def _licence(card: Card, subject: Subject) -> str:
-  own = f'{_code(card.licence)}.' if card.licence else 'Not stated by its author.'
-  base = backbone_licence(subject.backbone)
+def _licence(options: ExportOptions, made: Made) -> str:
+  own = f'{_code(options.licence)}.' if options.licence else 'Not stated by its author.'
+  base = backbone_licence(epath.Path(made.backbone.path))
   return own + (f' The card of the backbone says {_code(base)}.' if base else '')
 
 

@@ -65,7 +65,8 @@ class Checkpoints:
       for path in self.folder.iterdir():
         if path.name.isdecimal():
           self._check_sums(int(path.name), 'metrics', 'extra')
-    with files.no_room(self.folder), _readable(self.folder):
+    remedy = f'the {_METADATA} of a checkpoint is damaged; remove that file, nothing else needs it'
+    with files.no_room(self.folder), _undamaged(self.folder, remedy):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
         # Named, so that a fresh process can ask for the shapes of saved arrays.
@@ -202,16 +203,9 @@ class Checkpoints:
         'extra'
       ]
 
-  @contextlib.contextmanager
-  def _undamaged(self, step: int) -> Iterator[None]:
-    """Turns errors of orbax into an InputError that names the checkpoint."""
-    try:
-      yield
-    except (ValueError, KeyError, OSError) as error:
-      raise InputError(
-        f'{self.folder}/{step} cannot be read ({_line(error)}); remove it to continue from an '
-        'earlier one, or export another step'
-      ) from error
+  def _undamaged(self, step: int) -> contextlib.AbstractContextManager[None]:
+    remedy = 'remove it to continue from an earlier one, or export another step'
+    return _undamaged(self.folder / str(step), remedy, KeyError, OSError)
 
   def close(self) -> None:
     """Waits as ``wait`` does, and ends the saving threads."""
@@ -329,16 +323,12 @@ def pass_over_closed_loops() -> None:
 
 
 @contextlib.contextmanager
-def _readable(folder: epath.Path) -> Iterator[None]:
-  """Turns metadata that orbax cannot read into an InputError."""
+def _undamaged(
+  place: epath.Path, remedy: str, more: type[Exception] = ValueError
+) -> Iterator[None]:
+  """Turns errors of orbax into an InputError that names the checkpoint."""
   try:
     yield
-  except (ValueError, TypeError, RecursionError) as error:
-    raise InputError(
-      f'{folder}: the {_METADATA} of a checkpoint is damaged ({_line(error)}); remove that file, '
-      'nothing else needs it'
-    ) from error
-
-
-def _line(error: Exception) -> str:
-  return ' '.join(str(error).split())[:200]
+  except (ValueError, TypeError, RecursionError, more) as error:
+    said = ' '.join(str(error).split())[:200]
+    raise InputError(f'{place} cannot be read ({said}); {remedy}') from error

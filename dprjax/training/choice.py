@@ -81,7 +81,7 @@ def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
 
 def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
   """Joins evaluations of trainings that held out one part each."""
-  return baseline.join([baseline.read(folder, fusion.MEASURE, step) for folder in folders])
+  return baseline.join([baseline.read(folder, step) for folder in folders])
 
 
 def _alone() -> int:
@@ -110,7 +110,7 @@ def _cross_fitted(
 ) -> tuple[Float[np.ndarray, ' queries'], Float[np.ndarray, 'queries weights']]:
   """Scores of held-out queries, each after the number of updates best on the other parts."""
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders)) - {0}
-  sizes = [len(baseline.read(folder, fusion.MEASURE).values['']) for folder in folders]
+  sizes = [len(baseline.read(folder).values['']) for folder in folders]
   found = {step: _joined(folders, step) for step in sorted(common)}
   if len(folders) > 1:
     parts = np.repeat(np.arange(len(folders)), sizes)

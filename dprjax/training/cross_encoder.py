@@ -101,14 +101,10 @@ def build_classifier(
     # Without a classifier in the checkpoint, the BERT head starts from the pooler.
     head = {**classifier.init_classifier(model, key, labels), **stored}
     params = {'backbone': parts.encoder, 'head': {'classifier': head}}
-    names = list(tree.flatten(params))
-    trainable = tree.trainable_names(config.trainable, names)
-    for name in names:
-      top, *rest = name.split('/')
-      if top == 'head' and rest[1] not in stored and name not in trainable:
-        raise InputError(
-          f"config.trainable: {name} is random, so it must be trained; add 'head/.*'"
-        )
+    fresh = tree.flatten(
+      {'head': {'classifier': {k: v for k, v in head.items() if k not in stored}}}
+    )
+    dual_encoder.check_fresh(config, params, fresh)
     return params
 
   def embed(
@@ -180,11 +176,8 @@ class Candidates(Retrieval):
   def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     settings = self.section
     longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
-    if longest > model.max_tokens:
-      raise InputError(
-        f'config.data.query_max_length, config.data.passage_max_length: pairs have {longest} '
-        f'tokens, more than the {model.max_tokens} positions of {self.config.backbone.path}'
-      )
+    options = 'config.data.query_max_length, config.data.passage_max_length'
+    dual_encoder.check_length(self.config, model, options, longest)
     tokens = self.open_cache('train', self.train, tokenizer)
 
     def evaluation(built: Model) -> Evaluate:

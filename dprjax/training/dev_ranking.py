@@ -13,7 +13,6 @@ from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base import distributed, tree
-from dprjax.base.errors import InputError
 from dprjax.encoding import codes
 from dprjax.encoding.embedder import Embedder, EmbedFn
 from dprjax.retrieval import best, bm25_index, exact, fusion, measures
@@ -180,10 +179,7 @@ class DevRanking:
     if not self.data.config.eval.choose:
       return None
     texts = self.texts()
-    try:
-      index = bm25_index.build(self.passage_ids, texts['passage'])
-    except InputError as error:
-      raise InputError(f'{error}; set config.eval.choose=False to train without BM25') from error
+    index = bm25_index.build(self.passage_ids, texts['passage'])
     return index.rankings(texts['query'], fusion.DEPTH)
 
   @functools.cached_property

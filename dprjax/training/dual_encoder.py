@@ -207,21 +207,17 @@ def init_adapter(
     {name: leaf.shape for name, leaf in tree.flatten({adapters.SUBTREE: some}).items()}
     for some in (start, params)
   )
+  adapter, meta = expand(config, model, {adapters.SUBTREE: params})['query'], parts.prompt.meta
+  fields = {'kind': settings.kind} | _training(config).export(config, adapter)[1]
+  pairs = {name: (meta.get(name, value), value) for name, value in fields.items()}
+  pairs |= {name: (shapes.get(name), shape) for name, shape in wanted.items()}
   option = 'init_from' if settings.init_from else 'init_text'
-  for name, shape in wanted.items():
-    if parts.prompt.meta['kind'] != settings.kind or shapes.get(name) != shape:
+  for name, (stored, value) in pairs.items():
+    if stored != value:
       raise InputError(
-        f'config.prompt.{option}: {settings[option]} has {shapes}, which does not fit '
-        f'{name} {shape}; set config.prompt.length to that of the file and '
-        "config.prompt.reparam='none'; a prompt for queries only needs config.prompt.tied or "
-        "config.prompt.sides='query'"
-      )
-  adapter = expand(config, model, {adapters.SUBTREE: params})['query']
-  for field, value in _training(config).export(config, adapter)[1].items():
-    if (stored := parts.prompt.meta.get(field, value)) != value:
-      raise InputError(
-        f'config.prompt.init_from: {field} of {settings.init_from} is {stored!r:.80}, but the '
-        f'options give {value!r:.80}; set the options of its training'
+        f'config.prompt.{option}: {name} of {settings[option]} is {stored!r:.80}, but the options '
+        f'give {value!r:.80}; set those of its training, such as config.prompt.length; a prompt '
+        "for queries only needs config.prompt.tied or config.prompt.sides='query'"
       )
   return {adapters.SUBTREE: start}
 
@@ -333,10 +329,20 @@ def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: 
 
   A prompt that shifts positions uses some of them.
   """
-  longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  longest = model.max_tokens - config.prompt.length * config.prompt.shift_positions
   if length > longest:
     raise InputError(
       f'{option}: {length} exceeds the {longest} positions of {config.backbone.path}'
+    )
+
+
+def check_fresh(config: ConfigDict, params: Params, fresh: Iterable[str]) -> None:
+  """Raises InputError if a parameter with random values, one of ``fresh``, is not trained."""
+  trained = tree.trainable_names(config.trainable, list(tree.flatten(params)))
+  if still := [name for name in fresh if name not in trained]:
+    top = still[0].partition('/')[0]
+    raise InputError(
+      f"config.trainable: {still[0]} is random, so it must be trained; add '{top}/.*'"
     )
 
 

@@ -1,19 +1,17 @@
 """Exports of a run: prompts, adapters and Hugging Face directories."""
 
-import contextlib
 import logging
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
 from dprjax.base import files, outputs, provenance, repository, tree, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
-from dprjax.encoding.text_encoder import config_sha256
-from dprjax.models import artifact, hub, peft, prompted, sentence
-from dprjax.retrieval import choosing, comparison, folder, fusion
+from dprjax.models import artifact, hub, peft, prompted
+from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
 from dprjax.training import baseline, card, checkpoint, query_only, stored_config, trackers
@@ -21,44 +19,11 @@ from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
+from dprjax.training.card import ExportOptions, Made
 
 logger = logging.getLogger('dprjax')
 
 _LIKELY = 0.05  # warn if the chance of a loss is larger
-
-
-class ExportOptions(NamedTuple):
-  """The format of an export, and its model card.
-
-  Attributes:
-    format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder directory
-      if one was trained.
-    base_model: of the backbone on the hub.
-    copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
-      ``base_model``.
-    metrics: files of ``dprjax.evaluate`` for the card, by name of the data.
-    name: the repository of the card.
-  """
-
-  format: str | None = None
-  base_model: repository.Reference | None = None
-  copy_backbone: bool = True
-  card: bool = False
-  licence: str | None = None
-  metrics: Mapping[str, str] = types.MappingProxyType({})
-  name: str | None = None
-
-
-class _Made(NamedTuple):
-  product: methods.Product
-  meta: dict[str, Any]
-  backbone: hub.Backbone
-  done: str  # for the log
-  queries: seen.Seen = types.MappingProxyType({})
-  training: card.TrainingSummary | None = None
-  choice: dict[str, Any] | None = None
-  workdir: epath.Path | None = None
-  bm25: fusion.Fusion | None = None  # with BM25, if that was chosen
 
 
 def export(
@@ -161,15 +126,13 @@ def export(
       how = kept.fusion
   stamped = provenance.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
-  training = card.TrainingSummary(
-    config.method, config.to_dict(), step, began_with, meta['metrics']
-  )
+  training = card.Training(config.to_dict(), step, began_with, meta['metrics'])
   values = rounded(tree.count(trained))
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
-  made = _Made(product, meta, backbone, done, known, training, choice, workdir, how)
+  made = Made(product, meta, backbone, done, known, training, choice, workdir, how)
   return _write(out, inputs, made, options)
 
 
@@ -207,7 +170,7 @@ def _write_untrained(
   return out
 
 
-def _describe(aside: epath.Path, made: _Made, name: str) -> None:
+def _describe(aside: epath.Path, made: Made, name: str) -> None:
   """Makes a retriever of a folder with a prompt or encoders."""
   sha256, encoders, settings = made.meta['backbone_sha256'], made.product.encoders, {}
   if isinstance(sha256, dict):
@@ -311,7 +274,7 @@ def convert(
     artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
   done = f'of {found}'
-  return _write(out, inputs, _Made(product, prompt.meta, loaded, done, prompt.queries), options)
+  return _write(out, inputs, Made(product, prompt.meta, loaded, done, prompt.queries), options)
 
 
 def _find(source: epath.PathLike) -> epath.Path:
@@ -327,7 +290,7 @@ def _find(source: epath.PathLike) -> epath.Path:
 
 
 def _write(
-  out: epath.Path, inputs: outputs.Inputs, made: _Made, options: ExportOptions
+  out: epath.Path, inputs: outputs.Inputs, made: Made, options: ExportOptions
 ) -> epath.Path:
   if options.base_model is not None:  # a public name, unlike a local path
     _check_base(options.base_model, made.backbone, options.format == 'peft')
@@ -342,27 +305,6 @@ def _write(
     stored = '' if files.is_special(out) else f', {rounded(out.stat().length, "B")}'
     logger.info('%s: %s%s', out, made.done, stored)
     return out
-  metrics = {
-    name: (comparison.read_metrics(files.regular_file(path, '--metrics')), files.sha256_file(path))
-    for name, path in options.metrics.items()
-  }
-  content = card.Card(
-    options.format,
-    options.base_model,
-    options.licence,
-    metrics,
-    made.training,
-    options.name,
-    out.name,
-  )
-  subject = card.Subject(
-    meta,
-    {name: array.shape for name, array in product.prompt.items()},
-    tuple(product.encoders),
-    all(one.get('spec') is not None for one in product.encoders.values()),
-    epath.Path(made.backbone.path),
-    made.backbone.config.family.class_name,
-  )
   with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
     if product.encoders:
       _write_encoders(aside, made, options)
@@ -370,8 +312,8 @@ def _write(
       _write_prompt(aside, made, options)
     if options.card:
       with files.atomic_write(aside / card.FILE) as file:
-        file.write(card.write(content, subject))
-    if _as_retriever(out, options) and subject.embeds and not product.prompts:
+        file.write(card.write(options, made, out.name))
+    if _as_retriever(out, options) and made.embeds and not product.prompts:
       _describe(aside, made, out.name)
       if made.workdir is not None and made.product.meta.get('sides') == 'query':
         folder.take(aside, made.workdir / query_only.FOLDER)
@@ -380,7 +322,7 @@ def _write(
   return out
 
 
-def _merge(made: _Made) -> _Made:
+def _merge(made: Made) -> Made:
   """Merges an adapter, where possible (`Kind.merge`), into the encoders of each side."""
   prompt = _prompt(made)
   merge, backbone = prompt.kind.merge, made.backbone
@@ -397,11 +339,11 @@ def _merge(made: _Made) -> _Made:
   return made._replace(product=methods.Product(encoders, {}, {}))
 
 
-def _prompt(made: _Made) -> artifact.Prompt:
+def _prompt(made: Made) -> artifact.Prompt:
   return artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
 
 
-def _write_prompt(out: epath.Path, made: _Made, options: ExportOptions) -> None:
+def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
   out.mkdir(parents=True)
   prompt, model = _prompt(made), made.backbone.config
   if options.format == 'peft':
@@ -421,46 +363,23 @@ def _write_prompt(out: epath.Path, made: _Made, options: ExportOptions) -> None:
 
 
 def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
-  """Checks that a hub name refers to this backbone, as far as its files are available.
+  """Checks that a hub name refers to this backbone, if its weights are in the cache.
 
-  Its config.json is fetched if the name is ``needed`` to load the export; a check that cannot be
-  made is logged.
+  If the name is ``needed`` to load the export, a check that cannot be made is logged.
   """
-  folder = _base_folder(reference, needed)
-  if folder is None:
+  try:
+    folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', True)
+    named = hub.load_backbone(str(folder), on_disk=True)
+  except InputError:
     if needed:
       logger.warning(
-        '--base_model=%s could not be fetched and compared with the backbone (SHA-256 %s)',
+        '--base_model=%s is not in the cache of the hub: not compared with the backbone (SHA-256 '
+        '%s)',
         reference,
         backbone.sha256,
       )
     return
-  shape = hub.read_shape(folder)
-  if config_sha256(shape) != config_sha256(backbone.config):
-    raise InputError(
-      f'--base_model={reference} has a different config.json from the backbone of this prompt, '
-      f'{backbone.path}'
-    )
-  try:
-    named = hub.load_backbone(str(folder), on_disk=True)
-  except InputError:
-    logger.warning(
-      '--base_model=%s has the shape of the backbone; its weights cannot be read and were not '
-      'compared',
-      reference,
-    )
-    return
   _check_same(reference, named, backbone)
-
-
-def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
-  """A folder with the config.json of a repository, from the cache or, if ``needed``, the hub."""
-  for cached in (True, False) if needed else (True,):
-    with contextlib.suppress(InputError):
-      folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)
-      if (sentence.transformer_folder(folder) / 'config.json').exists():
-        return folder
-  return None
 
 
 def _check_same(
@@ -491,7 +410,7 @@ def _checked(
   return reference
 
 
-def _write_encoders(out: epath.Path, made: _Made, options: ExportOptions) -> None:
+def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None:
   product, meta, backbone = made.product, made.meta, made.backbone
   if '' in product.encoders and not product.prompt:
     _warn_of_lengths(product.encoders[''].get('spec'))
@@ -555,16 +474,16 @@ def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -
 
 def check_ending(out: epath.Path, product: methods.Product, options: ExportOptions) -> None:
   """Raises InputError if ``out`` or the format does not fit the product."""
+  noun = product.noun
   if not product.encoders:
     pairs = 'pair' in (product.meta.get('template') or {})
-    if pairs and _as_retriever(out, options):
-      raise InputError(f'--out={out}: this run trained the prompt of a reranker; name NAME.npz')
-    return
-  if out.suffix == '.npz':
-    raise InputError(f'--out={out}: this run trained {product.noun}, which needs a directory')
-  several = product.prompts or (product.prompt and '' not in product.encoders)
-  if options.format in ('npz', 'peft') or (options.format and several) or not options.copy_backbone:
+    fits, noun = not (pairs and _as_retriever(out, options)), 'the prompt of a reranker'
+  else:
+    several = product.prompts or (product.prompt and '' not in product.encoders)
+    formats = (None,) if several else (None, 'sentence-transformers')
+    fits = out.suffix != '.npz' and options.format in formats and options.copy_backbone
+  if not fits:
     raise InputError(
-      f'--format={options.format}, --backbone_files={options.copy_backbone}: this run trained '
-      f'{product.noun}; leave both out'
+      f'--out={out}: this run trained {noun}; name {"a folder" if product.encoders else "NAME.npz"}'
+      ', and leave out --format and --backbone_files'
     )

@@ -58,16 +58,6 @@ class Scores(NamedTuple):
 Evaluate = Callable[[Mapping[str, Array]], Scores]
 
 
-def as_it_begins(params: Mapping[str, Array]) -> Mapping[str, Array]:
-  """The ``Model.baseline`` of methods that start from a complete model."""
-  return params
-
-
-def never(_: ConfigDict, __: Collection[str]) -> bool:
-  """The ``Method.intermediate`` of most methods."""
-  return False
-
-
 class Parts(NamedTuple):
   """Sources of the initial parameters.
 
@@ -105,7 +95,7 @@ class Model(NamedTuple):
   loss: Callable[[Params, Batch, Array | None], Loss]
   embed: Callable[..., Float[Array, 'B H']]
   shown: Mapping[str, str]
-  baseline: Callable[[Mapping[str, Array]], Mapping[str, Array]] = as_it_begins
+  baseline: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda params: params
   sharding: tuple[tuple[str, PartitionSpec], ...] = ()
 
 
@@ -122,8 +112,6 @@ class TrainingData(NamedTuple):
     frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
       split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
-    shorter: whether the training cuts texts that ``frozen`` reads on; ``Model.baseline`` is then
-      scored too.
     floor: the baseline, given the scores of ``Model.baseline``.
     arrays: constant inputs of the loss by flat names, replicated on every device.
   """
@@ -134,7 +122,6 @@ class TrainingData(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
-  shorter: Callable[[], bool] = lambda: False
   floor: Callable[[Scores], Scores] = lambda scores: scores
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
@@ -241,7 +228,7 @@ class Method(NamedTuple):
   options: Mapping[Callable[..., Any], tuple[str, ...]] = types.MappingProxyType({})
   requires: Mapping[str, Any] = types.MappingProxyType({})
   shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
-  intermediate: Callable[[ConfigDict, Collection[str]], bool] = never
+  intermediate: Callable[[ConfigDict, Collection[str]], bool] = lambda config, trained: False
 
   @property
   def declared(self) -> tuple[str, ...]:
@@ -250,11 +237,7 @@ class Method(NamedTuple):
 
 
 def load(name: str) -> Method:
-  """The method named in ``config.method``.
-
-  Raises:
-    InputError: the module is missing, fails to import, or has no METHOD.
-  """
+  """The method named in ``config.method``."""
   path = METHODS[name].method if name in METHODS else name
   module = None
   if re.fullmatch(r'\w+(\.\w+)*', path):
@@ -279,7 +262,7 @@ def load(name: str) -> Method:
 
 
 def of(config: ConfigDict) -> Method:
-  """The method of an experiment. Raises as ``load``, and for unsupported options."""
+  """The method of an experiment, whose options are checked."""
   method = load(config.method)
   configs.check_rules(config, method.declared, method.requires)
   return method
@@ -296,15 +279,10 @@ def load_named(stored: str, named: str | None) -> Method:
   Args:
     stored: ``config.method`` of the config.json of a workdir, which may come from an untrusted
       source.
-
-  Raises:
-    InputError: as ``load``; ``stored`` is outside this package and is not ``named``.
   """
-  if named is not None and named != stored:
-    raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
-  if named is None and outside(str(stored)):
+  if named != stored and (named is not None or outside(str(stored))):
     raise InputError(
-      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; if you '
-      f'trust its code, set --method={stored}'
+      f'config.json of the workdir names the method {stored!r}; if it is a module outside dprjax '
+      f'whose code you trust, set --method={stored}'
     )
   return load(stored)

@@ -137,8 +137,6 @@ class Chosen(NamedTuple):
     for name, gain in found.gains.items():
       artifact.check_gain(where, gain)
       gains[name] = baseline.Gain(**gain)
-    if found.chosen not in gains or (found.best_steps and not (found.steps and found.schedule)):
-      raise InputError(f'{where}: chosen is not among the gains, or the folds have no steps')
     return cls(gains, found.chosen, found.steps, found.schedule, found.best_steps)
 
 
@@ -150,8 +148,7 @@ def choose_alternative(
 ) -> Result:
   """Trains the alternatives, then finishes the best one; returns the last result.
 
-  All processes call it. Raises as ``train``, and InputError for a damaged `selection.json` or a
-  method without evaluation.
+  All processes call it.
   """
   gains: dict[str, baseline.Gain] = {}
   rival: Rival | None = None
@@ -163,11 +160,9 @@ def choose_alternative(
       result = train(Trial(config, folder, False, rival))
       if not result.done or result.saturated:
         return result
-      if result.gain is None:
-        raise InputError(f'config.alternatives: {config.method} has no evaluation for a comparison')
+      assert result.gain is not None
       gains[name] = result.gain
-      measure, step = config.eval.measure, result.best_step
-      scores = baseline.kept(folder, measure, step) if step else None
+      scores = baseline.kept(folder, result.best_step) if result.best_step else None
       if scores is not None and (rival is None or gains[rival.name].best < result.gain.best):
         rival = Rival(name, scores)
     best = max(gains, key=lambda name: (gains[name].better, gains[name].best))
@@ -212,8 +207,7 @@ def choose_steps(
 ) -> Chosen | None:
   """Picks the number of updates by cross-validation; None if interrupted. All processes call it.
 
-  ``config`` has the batch size of `fit`. Raises as ``train``, and InputError for a damaged
-  `selection.json`.
+  ``config`` has the batch size of `fit`.
   """
   folders = [workdir / workdirs.FOLDS / str(n + 1) for n in range(folds.parts)]
   choice = _read(workdir)
@@ -238,10 +232,7 @@ def choose_steps(
 
 
 def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> dict[str, int]:
-  """Changes to the config so that the queries of a fold fill the batches of ``parts`` devices.
-
-  Raises InputError if a fold leaves fewer queries than the devices need.
-  """
+  """Changes to the config so that the queries of a fold fill the batches of ``parts`` devices."""
   if folds.queries >= config.batch_size:
     return {}
   least = parts * config.grad_cache
@@ -280,10 +271,9 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
   cross-fitted gain. Only numbers evaluated in all folds count.
   """
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
-  before = [baseline.read(folder, measure) for folder in folders]
+  before = [baseline.read(folder) for folder in folders]
   after = {
-    step: [baseline.read(folder, measure, step) for folder in folders]
-    for step in sorted(common - {0})
+    step: [baseline.read(folder, step) for folder in folders] for step in sorted(common - {0})
   }
 
   def best(without: int | None = None) -> int:

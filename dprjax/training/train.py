@@ -48,13 +48,9 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   experiments = configs.resolve(config)
   trackers.check(config.log.to)
   devices = mesh.make_mesh(config.mesh)
-  for name, experiment in experiments.items():
-    try:
-      methods.of(experiment)
-      chunks = experiment.grad_cache
-      mesh.check_batch(devices, experiment.batch_size, chunks)
-    except InputError as error:
-      raise InputError(f'alternative {name}: {error}' if name else str(error)) from error
+  for experiment in experiments.values():
+    methods.of(experiment)
+    mesh.check_batch(devices, experiment.batch_size, experiment.grad_cache)
   with distributed.turn():
     begun, load = stored_config.begun(workdir), functools.cache(encoder_settings.load)
     (config, resolved), *rest = (
@@ -87,7 +83,7 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
     setup = prepare(part._replace(workdir=workdir), devices, say)
     start = choice = None
     if setup.data.frozen is not None:
-      start = baseline.scores(workdir, setup.config.eval.measure, setup.data.frozen)
+      start = baseline.scores(workdir, setup.data.frozen)
       if nothing_left(setup, start):
         return Result(0, None, None, saturated=True)
     if setup.folds is not None:
@@ -99,7 +95,7 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
         return Result(0, None, None, gain=choice.gain)
     with Loop(setup, part, choice) as run:
       if run.evaluates and start is None:
-        start = baseline.scores(workdir, setup.config.eval.measure, run.baseline)
+        start = baseline.scores(workdir, run.baseline)
         if nothing_left(setup, start):
           return Result(0, None, None, saturated=True)
       run.begin(start)
@@ -179,13 +175,12 @@ def prompt_of_text(
   """The adapter initialized from a text, without special tokens."""
   settings = config.prompt
   training = adapters.find(settings.kind, 'config.prompt.kind').training
-  if training is None or training.of_text is None:
-    raise InputError(
-      f'config.prompt.init_text: a prompt of kind {settings.kind!r} cannot start from text'
-    )
   (tokens,) = tokenizer.encode_bare([start]).values()
-  if not len(tokens):
-    raise InputError(f'config.prompt.init_text: {start!r:.60} has no tokens')
+  if training is None or training.of_text is None or not len(tokens):
+    raise InputError(
+      f'config.prompt.init_text: {start!r:.60} has no tokens, or a prompt of kind '
+      f'{settings.kind!r} cannot start from text'
+    )
   tokens = np.resize(tokens, settings.length)  # cut, or repeated
   arrays = training.of_text(config, backbone.config, backbone.params, tokens)
   return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')

@@ -105,7 +105,7 @@ def choosing_now(fitted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('candidate', [FROZEN, FROZEN_FUSED, BM25], ids=str)
+@pytest.mark.parametrize('candidate', [FROZEN, BM25], ids=str)
 def test_a_prompt_that_lost_is_not_saved(choosing_now, candidate, tmp_path):
   worse, out = choosing_now(candidate), tmp_path / 'lost.npz'
   assert f'Chosen: {candidate}' in worse.verdict
@@ -117,7 +117,7 @@ def test_a_prompt_that_lost_is_not_saved(choosing_now, candidate, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('candidate', [FROZEN, FROZEN_FUSED, PROMPT], ids=str)
+@pytest.mark.parametrize('candidate', [FROZEN, PROMPT], ids=str)
 def test_the_report_has_each_candidate_and_the_chosen_one_first(choosing_now, candidate):
   report = choosing_now(candidate).report()
   rows = [line for line in str(report).splitlines() if line.startswith('| ')][2:]
@@ -171,11 +171,8 @@ def test_three_queries_are_enough(trained, tmp_path):
   ('change', 'named'),
   [
     ({'options': {'epoch': 1}}, "options['epochs']"),
-    ({'options': {'optim': {'learning_rate': -1.0}}}, "options['optim.learning_rate']"),
     ({'method': 'best'}, 'best'),
-    ({'corpus': None}, 'corpus'),
     ({'relevant': {'q0': 'nowhere'}}, 'nowhere'),
-    ({'columns': {'positive_id': 'p'}}, 'positive_id'),
     ({'negatives': [1]}, 'negatives'),
   ],
 )

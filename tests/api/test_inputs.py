@@ -69,8 +69,6 @@ def test_columns_are_named(tmp_path):
   for relevant in (table, pa.table(table), pa.table(table).to_pylist()):
     assert inputs.judgements(relevant, columns=columns) == {'a': {'x': 2}}
   assert inputs.judgements(COLUMNS, columns={'query_id': 'q'}) == QRELS  # of the queries
-  with refused('positive_id', 'relevant'):
-    inputs.judgements({'a': 'x'}, columns=columns)
   texts = epath.Path(tmp_path / 'queries.csv')
   texts.write_text('q,frage,text\na,wer,no\n')
   for given in (texts, {'q': ['a'], 'frage': ['wer'], 'text': ['no']}):
@@ -93,14 +91,11 @@ def test_a_data_set_of_the_hub_library(tmp_path):
 @pytest.mark.parametrize(
   ('relevant', 'named'),
   [
-    (None, '(2 and 3)'),
+    (None, ('relevant', '3', '2')),
     (['x'], 'relevant'),
-    ({'c': 'x'}, "'c'"),
-    ({}, 'relevant'),
     ({'a': 'w'}, "'w'"),
     ([('a', 'x', 0.5), ('b', 'y', 1)], '0.5'),
     ([('a', 'x', 1), ('a', 'x', 1), ('a', 'x', 2)], ('relevant', 'a', 'x', '1', '2')),
-    (pa.table({'query_id': ['a'], 'other': ['x']}), 'passage_id'),
   ],
 )
 def test_refused_judgements(relevant, named):
@@ -127,10 +122,8 @@ def test_runs(run, tmp_path):
   ('run', 'named'),
   [
     ({'a': {'x': float('nan')}}, 'nan'),
-    ({'query_id': ['a'], 'passage_id': ['x']}, 'score'),
-    ({'query_id': ['a', 'a'], 'passage_id': ['x', 'x'], 'score': [1, 2]}, 'x twice'),
+    ({'query_id': ['a', 'a'], 'passage_id': ['x', 'x'], 'score': [1, 2]}, ('a', 'x')),
     (5, '5'),
-    ({}, 'run'),
   ],
 )
 def test_refused_runs(run, named):

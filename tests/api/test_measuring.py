@@ -102,10 +102,6 @@ def test_mined(tmp_path):
 def test_arguments_are_checked():
   with refused('method'):
     dprjax.fuse({'one': RUN, 'other': WORSE}, 'best')
-  with refused('one'):
-    dprjax.fuse({'one': RUN})
-  with refused('relevant'):
-    dprjax.fuse({'one': RUN, 'other': WORSE}, relevant=RELEVANT)
   with refused('nonsense'):
     dprjax.evaluate(RUN, RELEVANT, ['nonsense'])
 

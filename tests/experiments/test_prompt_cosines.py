@@ -37,5 +37,3 @@ def test_prompts_of_two_templates_are_not_compared():
   longer = prompt([[1, 0], [1, 0]], [[0, 2]])
   with refused('task.npz'):
     prompt_cosines.cosines(PROMPTS | {'longer': longer})
-  with refused('words.npz'):
-    prompt_cosines.cosines({'words': Prompt({'kind': 'template'}, {}, 'words.npz')})

@@ -12,10 +12,9 @@ from dprjax import Retriever
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.topic_dpr import topic_models
-from dprjax.papers.topic_dpr.paper_records import Paper, write_beir
 from dprjax.text import tokenizing as texts_of
 from lab import inspection, sts
+from tests.models.test_artifact import META
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
 # One worker makes the shared files.
@@ -49,10 +48,6 @@ def data(tmp_path_factory):
     for topic in TOPICS
   )
   (folder / 'dump.xml').write_text(f'<mediawiki>{pages}</mediawiki>')
-  (folder / 'flat.xml').write_text(
-    '<mediawiki><page><title>a</title><ns>0</ns><revision><text>One. Two '
-    'words.</text></revision></page></mediawiki>'
-  )
   beir = folder / 'beir'
   (beir / 'qrels').mkdir(parents=True)
   (beir / 'corpus.jsonl').write_text(
@@ -93,43 +88,24 @@ def small(tmp_path_factory):
     hub.save_backbone(folder / f'deep{layers}', config, params, source=folder / 'tokenizer')
   backbone = hub.load_backbone(folder / 'deep2')
   prefix = np.random.default_rng(0).normal(size=(2, 2, 3, 4, 8)).astype(np.float32)
-  for shift in (False, True):
-    meta = {
-      'format': artifact.FORMAT,
-      'version': artifact.VERSION,
-      'kind': 'prefix',
-      'backbone': 'deep2',
-      'backbone_sha256': backbone.sha256,
-      'tokenizer_sha256': tokenizer.sha256,
-      'pooling': 'mean',
-      'normalize': False,
-      'temperature': 1.0,
-      'shift_positions': shift,
-      'query_max_length': 32,
-      'passage_max_length': 48,
-      'dprjax_version': '0',
-    }
-    artifact.save_prompt(
-      folder / f'prompt{"-shifted" if shift else ""}.npz', artifact.Prompt(meta, {'prefix': prefix})
-    )
-  meta['tokenizer_sha256'] = 'b' * 64
-  artifact.save_prompt(folder / 'other-tokens.npz', artifact.Prompt(meta, {'prefix': prefix}))
+  meta = META | {
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': tokenizer.sha256,
+    'pooling': 'mean',
+    'normalize': False,
+    'shift_positions': True,
+    'query_max_length': 32,
+    'passage_max_length': 48,
+  }
+  artifact.save_prompt(folder / 'prompt.npz', artifact.Prompt(meta, {'prefix': prefix}))
   return folder
-
-
-def flags(data, *names):
-  return [
-    f'--{name}={data / file}'
-    for name, file in (('sts', 'sts.csv'), ('wikipedia', 'dump.xml'), ('beir', 'beir'))
-    if name in names
-  ]
 
 
 def unit(vectors):
   return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize('prompt', [None, 'prompt-shifted.npz'])
+@pytest.mark.parametrize('prompt', [None, 'prompt.npz'])
 def test_inspect_equals_numpy(data, small, prompt):
   texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
   retriever = Retriever.load(
@@ -177,11 +153,7 @@ def test_inspect_equals_numpy(data, small, prompt):
         jax.tree.map(np.asarray, backbone.params),
         tokens[None],
         np.ones((1, len(tokens)), bool),
-        adapter=None
-        if loaded is None
-        else Prefix(
-          loaded.of_side('passage')['prefix'], shift=3 if prompt == 'prompt-shifted.npz' else 0
-        ),
+        adapter=None if loaded is None else Prefix(loaded.of_side('passage')['prefix'], shift=3),
       )
     )[:, 0]  # [L, N, S]
     assert weights.shape == (2, 4, len(tokens) + (0 if prompt is None else 3))
@@ -193,26 +165,20 @@ def test_inspect_equals_numpy(data, small, prompt):
   assert found.entropy.std() > 0.01
 
 
-def test_the_command(data, small, tmp_path, capsys):
+def test_the_command(data, small, tmp_path):
   inspection.main(
     [
       f'--backbone={small}/deep2/',
       f'--backbone=deeper={small}/deep3',
       f'--backbone=prompted={small}/deep2',
       f'--prompt=prompted={small}/prompt.npz',
-      *flags(data, 'sts', 'wikipedia', 'beir'),
+      *(f'--sts={data}/sts.csv', f'--wikipedia={data}/dump.xml', f'--beir={data}/beir'),
       '--max_length=32',
       f'--out={tmp_path}/r.md',
       f'--figure={tmp_path}/r.svg',
     ]
   )
-  output = capsys.readouterr()
   lines = (tmp_path / 'r.md').read_text().splitlines()
-  assert (
-    lines[0]
-    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | uniformity of '
-    'queries | raw alignment | raw uniformity | CLS attention entropy | in the last layer |'
-  )
   rows = [line.strip('| ').split(' | ') for line in lines[2:5]]
   assert [row[0] for row in rows] == ['deep2', 'deeper', 'prompted']
   texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
@@ -234,33 +200,6 @@ def test_the_command(data, small, tmp_path, capsys):
     abs=1e-4,
   )
   assert rows[2][1:] != rows[0][1:]
-  notes = '\n'.join(lines[6:13])
-  assert '24 pairs of sts.csv' in notes and '8 sections of dump.xml' in notes
-  assert 'deep2: cls pooling, at most 32 tokens; deeper: cls pooling' in notes
   by_layer = lines.index('| CLS attention entropy | layer 1 | layer 2 | layer 3 |')
   assert lines[by_layer + 2].startswith('| deep2 |') and lines[by_layer + 2].endswith('|  |')
-  assert '24 triplets' in output.out and 'section accuracy' in output.out
-  assert 'prompted: inspected in' in output.err
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own
-
-
-@pytest.fixture(scope='module')
-def papers(tmp_path_factory):
-  """A BEIR folder of 24 papers of three themes, and its topic model."""
-  folder = tmp_path_factory.mktemp('papers')
-  made = [
-    Paper(
-      f'p{i}',
-      f'about {TOPICS[i % 3]}',
-      sentence(TOPICS[i % 3], 1 + i % 2, i),
-      (f'{TOPICS[i % 3]}.X', *(['extra'] if i < 2 else [])),
-    )
-    for i in range(24)
-  ]
-  write_beir(folder / 'beir', made, 'test', own=False)
-  fitted = topic_models.fit(
-    [paper.passage for paper in made],
-    topic_models.TopicSettings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
-  )
-  topic_models.save_topics(folder / 'topics.npz', fitted.topics)
-  return folder, made, fitted.topics

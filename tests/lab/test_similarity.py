@@ -142,8 +142,7 @@ def test_what_the_loop_is_given(start, words_of, batches_of):
     '7 scored pairs',
     None,
   )
-  shapes = set()
-  epochs = []
+  epochs = [[], [], []]
   for number in range(6):
     batch = next(iterator)
     pairs = [TRAIN[row] for row in batch['pair_index']]
@@ -156,23 +155,13 @@ def test_what_the_loop_is_given(start, words_of, batches_of):
       ]
       lengths = [2 + len(pair[i].split()) for pair in pairs]
       assert batch[f'{view}_mask'].sum(axis=1).tolist() == lengths
-      assert (
-        batch[f'{view}_tokens'].shape[1]
-        == batch[f'{view}_mask'].shape[1]
-        == (4 if max(lengths) <= 4 else 8)
-      )
+      assert batch[f'{view}_tokens'].shape[1] == (4 if max(lengths) <= 4 else 8)
     # By the count of lines in the file.
     assert (
       data.ids(batch)
       == f'pairs {", ".join(str(TRAIN.index(pair) + 1) for pair in pairs)} of train.csv'
     )
-    shapes.add(tuple(batch[f'{view}_tokens'].shape[1] for view in ('first', 'second')))
-    epochs = [*epochs, []] if number % 2 == 0 else epochs
-    epochs[-1] += batch['pair_index'].tolist()
-  assert shapes == {
-    (4, 4),
-    (8, 4),
-  }
+    epochs[number // 2] += batch['pair_index'].tolist()
   # Shuffled anew each time; the one that does not fill an update is left out.
   assert (
     all(len(set(epoch)) == 6 for epoch in epochs) and len({tuple(epoch) for epoch in epochs}) == 3

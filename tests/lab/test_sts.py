@@ -21,14 +21,7 @@ def write(path, text):
 @pytest.mark.parametrize(
   'name, text',
   [
-    ('a.csv', CSV),
     ('a.csv.gz', CSV),
-    (
-      'named.csv',
-      'score,sentence1,sentence2\n2.4,A man plays.,"Two, no: three."\n\n0,"She said ""no"".",A dog '
-      'runs.\n',
-    ),
-    ('a.tsv', 'A man plays.\tTwo, no: three.\t2.4\nShe said "no".\tA dog runs.\t0\n'),
     (
       'glue.tsv',
       'index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tA man plays.\tTwo, no: three.\t2.4\n'
@@ -47,23 +40,10 @@ def test_formats(tmp_path, name, text):
   assert sts.read_pairs(write(tmp_path / name, text)) == PAIRS
 
 
-def test_a_quoted_line_break(tmp_path):
-  path = write(tmp_path / 'a.csv', '"Over\ntwo lines.",One.,1\nThree.,Four.,six\n')
-  with refused('a.csv', 'line 3', 'six'):
-    sts.read_pairs(path)
-  assert sts.read_pairs(write(path, '"Over\ntwo lines.",One.,1\n')) == [
-    Pair('Over\ntwo lines.', 'One.', 1.0)
-  ]
-
-
 @pytest.mark.parametrize(
   'name, text, message',
   [
-    ('a.csv', 'One.,Two.,nan\n', ('a.csv', 'line 1', 'nan')),
-    ('a.csv', 'One.,Two\0,1\n', ('a.csv', 'line 1')),
-    ('a.csv', '', 'STS'),
     ('a.csv', 'One.,Two.,1\nThree.,Four.,5.1\n', ('a.csv', 'line 2', '5.1')),
-    ('a.csv', 'One.,Two.,1\nThree., ,1\n', ('line 2', 'sentence2')),
     ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two.", "score": true}', ('a.jsonl', 'line 1')),
   ],
 )

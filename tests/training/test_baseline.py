@@ -10,7 +10,6 @@ from dprjax.retrieval import comparison
 from dprjax.training import baseline
 from dprjax.training.baseline import Gain
 from dprjax.training.method import Scores
-from tests.refusals import refused
 
 BEFORE = {'a': np.array([0.0, 0.5, 1.0, 0.25]), 'b': np.array([0.5, 0.5])}
 
@@ -74,7 +73,7 @@ def test_a_gain_tells_new_answers_apart(tmp_path, now, new, expected, words):
   after = after._replace(new={} if new is None else {'': np.array(new)})
   folder = epath.Path(tmp_path)
   baseline.write(folder, after, 3)
-  gain = baseline.compare('mean', before, baseline.read(folder, 'mean', 3))
+  gain = baseline.compare('mean', before, baseline.read(folder, 3))
   assert (gain.new, gain.new_queries) == expected
   assert words in gain.verdict and (bool(words) or 'answers' not in gain.verdict)
   assert Gain.read(json.loads(json.dumps(gain._asdict())), 'x') == gain
@@ -100,10 +99,3 @@ def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, ex
   if why:
     assert f'mean is {1 - wrong / queries / 2:.4f} on the {queries:,} dev queries' in why
     assert '--config.eval.skip_saturated=False' in why
-
-
-def test_a_file_that_is_something_else(tmp_path):
-  path = tmp_path / 'baseline.json'
-  path.write_text('{"format": "dprjax.scores", "means": {"other": 1.0}, "values": {"": [1.0]}}')
-  with refused(path, 'mean'):
-    baseline.scores(tmp_path, 'mean', lambda: scores_of(BEFORE))

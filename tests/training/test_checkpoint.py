@@ -191,7 +191,6 @@ def _make_better(folder):
   [
     (_remove, ('metrics/commit_success.txt', 'metrics/metrics')),
     (_make_better, 'metrics/commit_success.txt'),
-    (lambda folder: (folder / '1' / 'SHA256SUMS').unlink(), 'SHA256SUMS'),
     (lambda folder: _other_sum(folder / '1' / 'SHA256SUMS'), 'live/'),
     (lambda folder: shutil.rmtree(folder / '2'), ('3', '2')),
   ],

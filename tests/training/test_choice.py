@@ -1,7 +1,6 @@
 """The candidate that the held-out queries of a training choose."""
 
 import importlib
-import json
 import shlex
 import types
 
@@ -14,9 +13,7 @@ from dprjax.retrieval import fusion
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 from dprjax.training import baseline, choice, closing
 from dprjax.training import config as configs
-from dprjax.training import workdir as workdirs
 from dprjax.training.method import Scores
-from tests.refusals import refused
 
 QUERIES = 60
 WEIGHTS = fusion.candidates(2)[:, 0]  # of BM25
@@ -99,15 +96,6 @@ def test_folds_are_scored_after_the_updates_of_the_others(tmp_path):
   # Only the first fold is best after 2 updates, where the others choose 4; for the others, 2.
   assert kept.choice.queries == 3 * QUERIES
   assert kept.choice.estimates[Candidate('both')].measured == pytest.approx(0.1 / 3)
-
-
-def test_a_damaged_choice(tmp_path):
-  run = training(tmp_path / 'run', rankings(0.5), {2: rankings(0.6)})
-  choice.write(run, choice.decide({'query': [run]}))
-  path = run / workdirs.CHOSEN
-  path.write_text(json.dumps(json.loads(path.read_text()) | {'queries': '3'}))
-  with refused(path):
-    choice.read(run)
 
 
 def test_the_step_of_a_part_is_chosen_elsewhere():

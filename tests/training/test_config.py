@@ -61,7 +61,6 @@ TOY = {'margin': options.number(1.0, above=0, most=1)}
   ('own', 'key'),
   [
     ({'margin': 2.0}, 'toy.margin'),
-    ({'margin': 1.0, 'margn': 1.0}, 'toy.margn'),
     (None, 'toy.margin'),
   ],
 )
@@ -79,7 +78,6 @@ def test_a_methods_own_options_are_those_of_its_table(own, key):
   [
     ('def get_config(arg=""):\n  return 1 / 0', ('c.py', 'line 2', 'ZeroDivisionError')),
     ('def get_config(:', ('c.py', 'line 1', 'SyntaxError')),
-    ('import a_package_that_nobody_has', ('c.py', 'line 1', 'ModuleNotFoundError')),
     ('def get_config(arg=""): return 5', ('get_config', 'ConfigDict')),
   ],
 )
@@ -194,7 +192,6 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
   'flags, option',
   [
     (['data.hold_out=0.3', 'data.dev_split=dev'], 'config.data.dev_split'),
-    (['data.folds=3', 'data.hold_out=0.3'], 'config.data.hold_out'),
     (['epochs=3', 'steps=5'], 'config.steps'),
     (['prompt.sides=query'], 'config.prompt.sides'),
   ],
@@ -227,8 +224,6 @@ def test_a_config_is_one_experiment_or_its_alternatives():
   [
     ({'a': {}, 'b': {}}, {'data__hold_out': 0.0}, 'config.data.hold_out'),
     ({'a': {'batch': 3}}, {}, 'config.alternatives.a.batch'),
-    ({'a': {'batch_size': 0}}, {}, 'config.alternatives.a.batch_size'),
-    ({'a b': {}}, {}, ('alternatives', 'a b')),
   ],
   ids=str,
 )
@@ -237,48 +232,20 @@ def test_alternatives_that_cannot_be(changes, more, name):
     configs.resolve(alternatives_of(changes, **more))
 
 
-RULES = {
-  'prompt__sides': 'query',
-  'prompt__regularization': 0.5,
-  'data__folds': 3,
-  'matryoshka': (64, 32),
-  'prompt__length': 4,
-  'prompt__tied': False,
-}
-NEEDED = {'prompt__length': 4}
-
-
-@pytest.mark.parametrize('option', RULES)
-def test_an_optional_option_is_refused_by_a_method_without_it(option):
-  name = option.replace('__', '.')
-  config = with_options(**{option: RULES[option]} | NEEDED)
-  configs.check_rules(config, ('prompt.length', name), {})
-  with refused(f'config.{name}'):
-    configs.check_rules(config, {'prompt.length'} - {name}, {})
-
-
-@pytest.mark.parametrize(
-  'options, wrong',
-  [
-    ({'corpus_negatives': 5}, ('corpus_negatives=5', 'config.prompt.sides')),
-    (
-      {'prompt__regularization': 0.5, 'prompt__length': 0},
-      ('prompt.regularization', 'config.prompt.length'),
-    ),
-  ],
-  ids=lambda value: str(value) if isinstance(value, str) else '',
-)
-def test_a_option_that_needs_others(options, wrong):
-  every = [name.replace('__', '.') for name in RULES]
-  with refused(wrong):
-    configs.check_rules(with_options(**NEEDED | options), every, {})
+def test_an_option_is_refused_by_a_method_without_it_and_without_what_it_needs():
+  config = with_options(prompt__length=4, prompt__sides='query', corpus_negatives=5)
+  configs.check_rules(config, ('prompt.length', 'prompt.sides'), {})
+  with refused('config.prompt.sides'):
+    configs.check_rules(config, {'prompt.length'}, {})
+  config.prompt.sides = 'both'
+  with refused('corpus_negatives=5', 'config.prompt.sides'):
+    configs.check_rules(config, ('prompt.length', 'prompt.sides'), {})
 
 
 def test_what_a_method_needs():
   configs.check_rules(with_options(negatives=1), (), {'negatives': SET, 'in_batch': True})
-  for needs in ({'negatives': 0}, {'in_batch': False}, {'normalize': True}):
-    with refused('config.method=dpr', f'config.{next(iter(needs))}'):
-      configs.check_rules(with_options(negatives=1), (), needs)
+  with refused('config.method=dpr', 'config.in_batch'):
+    configs.check_rules(with_options(negatives=1), (), {'in_batch': False})
 
 
 def test_the_same_data_by_another_path_are_the_same_experiment(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from dprjax.text import tokenizing
 from dprjax.training import cross_encoder
 from dprjax.training.method import Parts
 from tests import reference, starts
-from tests.options import check_options, with_options
+from tests.options import with_options
 from tests.refusals import refused
 
 ROWS, CANDIDATES = 16, 3
@@ -222,19 +222,6 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
   frozen.init(whole, jax.random.key(0))
   with refused('config.trainable', 'head/'):
     frozen.init(parts, jax.random.key(0))
-
-
-@pytest.mark.parametrize(
-  ('option', 'value'),
-  [
-    ('cross_encoder__loss', 'hinge'),
-    ('negatives', 0),
-    ('prompt__length', 4),
-  ],
-)
-def test_a_option_that_cannot_be_is_named(option, value):
-  with refused('config.' + option.replace('__', '.')):
-    check_options(make_config(**{option: value}))
 
 
 def test_losses_by_hand():

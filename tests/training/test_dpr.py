@@ -11,7 +11,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training import dpr, optim, updates
 from dprjax.training.method import Parts
 from tests import reference, starts
-from tests.options import check_options, with_options
+from tests.options import with_options
 from tests.refusals import refused
 
 MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
@@ -310,33 +310,8 @@ def test_a_batch_has_one_mask_of_the_prompt_whatever_its_chunks():
     np.testing.assert_allclose(slope['prefix'], gradient['prefix'], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-  ('option', 'value'),
-  [
-    ('backbone__dtype', 'float16'),
-    ('matryoshka', (16, 8)),
-  ],
-)
-def test_a_option_that_cannot_be_is_named(option, value):
-  with refused('config.' + option.replace('__', '.')):
-    dpr.build(make_config(**{'negatives': 0, option: value}), MODEL, make_mesh({'data': 1}))
-
-
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    ({'negatives': 0}, 'config.negatives'),
-  ],
-)
-def test_what_distillation_needs(settings, message):
-  with refused(message):
-    check_options(make_config(distillation__loss='kl', **settings))
-
-
 @pytest.mark.slow
 def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
-  with refused('config.prompt.regularization'):
-    check_options(make_config(method='pretrain', **ANCHOR))
   mesh = make_mesh({'data': 1})
   with refused('config.prompt.regularization'):
     make_params(dpr.build(make_config(**ANCHOR, trainable=('.*',)), MODEL, mesh))

@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from dprjax.training import config as configs
 from dprjax.training import log
 from tests.refusals import refused
@@ -31,9 +29,8 @@ def test_only_the_first_process_writes(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('line', ['{"step": 2, "lo', '[]', '{"step": "2"}'])
-def test_a_damaged_line_is_named(tmp_path, line):
-  text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+def test_a_damaged_line_is_named(tmp_path):
+  text = '{"step": 1}\n{"step": "2"}\n{"step": 3}\n'
   (tmp_path / 'metrics.jsonl').write_text(text)
   with refused('metrics.jsonl', 'line 2'):
     log.MetricLog(tmp_path, 5, configs.default())

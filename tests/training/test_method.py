@@ -9,7 +9,6 @@ import pytest
 
 from dprjax import bm25, export, load_prompt, train
 from dprjax.training import method
-from dprjax.training import train as training
 from tests import devices
 from tests.options import with_options
 from tests.refusals import refused
@@ -93,15 +92,7 @@ def test_a_loss_of_ones_own_has_the_options_that_it_declares(shown, option):
     method.of(config)
 
 
-def test_options_of_another_method_are_refused(tmp_path):
-  config = with_options(backbone__path='x', data__dir='x')
-  config.topics = {'keep': 3}
-  with refused('config.topics.keep'):
-    training.train(config, tmp_path / 'run')
-  assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.parametrize('name', ['dpt', 'contrastive', 'json', '../dpr', 'dprjax.dpr'])
+@pytest.mark.parametrize('name', ['dpt', 'json', '../dpr'])
 def test_what_is_not_a_method(name):
   with refused('cross_encoder', 'dpr'):
     method.load(name)

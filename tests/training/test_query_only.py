@@ -173,13 +173,11 @@ def test_vectors_are_found_by_id(tmp_path, write_embeddings):
   'settings, message',
   [
     ({'prompt__length': 0}, ('config.prompt.sides', 'config.prompt.length')),
-    ({'backbone__two_encoders': True}, ('config.prompt.sides', 'config.backbone.two_encoders')),
     (
       {'corpus_negatives': -1, 'negatives': 2},
       ('2', 'config.negatives=0'),
     ),
     ({'corpus_negatives': 12}, ('config.corpus_negatives', '12')),
-    ({'prompt__sides': 'both', 'data__passage_embeddings': 'x'}, ('passage_embeddings=', 'x')),
   ],
   ids=str,
 )

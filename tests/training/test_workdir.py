@@ -32,10 +32,7 @@ def test_a_folder_is_taken_where_it_is_absent_empty_or_of_that_kind(tmp_path, ki
   'content',
   [
     {'config.json': '{"model_type": "bert"}', 'model.safetensors': 'x'},
-    {'config.json': '{"method": "unmine"}'},
-    {'corpus.jsonl': '{}'},
     {'dprjax.json': '{"format": "dprjax.model"}'},
-    {'dprjax.json': 'damaged', 'config.json': '{}'},
     {'.hidden': ''},
   ],
   ids=str,
@@ -73,14 +70,7 @@ def test_two_runs_at_once(tmp_path):
       pass
 
 
-@pytest.mark.parametrize(
-  ('change', 'words'),
-  [
-    (lambda folder: (folder / 'corpus').write_text('CORPUS'), ('corpus', 'run')),
-    (lambda folder: (folder / 'queries').unlink(), ('queries', 'run')),
-  ],
-)
-def test_a_training_does_not_go_on_with_other_text(tmp_path, change, words):
+def test_a_training_does_not_go_on_with_other_text(tmp_path):
   run = epath.Path(tmp_path / 'run')
   run.mkdir()
   sources = {name: epath.Path(tmp_path / name) for name in ('corpus', 'queries')}
@@ -91,9 +81,9 @@ def test_a_training_does_not_go_on_with_other_text(tmp_path, change, words):
   workdirs.begin(run, sources)  # nothing was trained yet
   (run / 'checkpoints' / '3').mkdir(parents=True)
   workdirs.begin(run, sources)
-  change(tmp_path)
+  sources['corpus'].write_text('CORPUS')
   before = (run / 'dprjax.json').read_text()
-  with refused(words):
+  with refused('corpus', 'run'):
     workdirs.begin(run, sources)
   with refused('run', '--workdir'):
     workdirs.begin(run, {'queries': sources['queries']})
@@ -105,10 +95,7 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
   config.data.dir, config.backbone.path = str(tmp_path / 'text'), str(tmp_path / 'model')
   for name in ('text', 'model'):
     (tmp_path / name).mkdir()
-  for option, path, words in (
-    ('data.token_cache', 'text/qrels', '--config.data.dir'),
-    ('data.token_cache', 'model', '--config.backbone.path'),
-  ):
+  for option, path, words in (('data.token_cache', 'text/qrels', '--config.data.dir'),):
     changed = config.copy_and_resolve_references()
     section, _, name = option.rpartition('.')
     (changed[section] if section else changed)[name] = str(tmp_path / path)

@@ -236,7 +236,7 @@ def from_peft(
   for key, one in stored.items():
     match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
     module = match and known.get(model.family.canonical(f'{match[1]}.weight'))
-    a = bool(match) and match[2] == 'A'
+    a = match is not None and match[2] == 'A'
     expected = module and ((rank, module.shape[1]) if a else (module.shape[0], rank))
     if not match or not module or one.shape != expected:
       raise InputError(

@@ -30,7 +30,7 @@ from dprjax.retrieval import measures
 from dprjax.text import batches, sources
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import dev_ranking, frozen, pair_data, retrieval_data
+from dprjax.training import dev_ranking, dual_encoder, frozen, pair_data, retrieval_data
 from dprjax.training.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
 from dprjax.training.retrieval_data import Retrieval
 
@@ -84,17 +84,12 @@ def find_tasks(
     )
     for number, name in enumerate(sorted(config.tasks))
   ]
-  with_dev = [task.data.dev is not None for task in found]
-  if any(with_dev) and not all(with_dev):
-    bare = found[with_dev.index(False)].name
+  bare = [task.name for task in found if task.data.dev is None]
+  if len(bare) < len(found) and (bare or config.eval.measure != MEAN):
     raise InputError(
-      f'config.tasks.{bare}.data.dev_split: {bare} has no dev split, but '
-      f'{found[with_dev.index(True)].name} has one; set it, or config.tasks.{bare}.data.hold_out'
-    )
-  if any(with_dev) and config.eval.measure != MEAN:
-    raise InputError(
-      f'config.eval.measure: several tasks need {MEAN!r} (of config.tasks.NAME.measure), not '
-      f'{config.eval.measure!r}'
+      f'config.eval.measure: it is {MEAN!r} of config.tasks.NAME.measure for several tasks, which '
+      f'all need config.tasks.NAME.data.dev_split or hold_out; not {config.eval.measure!r}, and '
+      f'without dev queries: {", ".join(bare) or "none"}'
     )
   opened = _Tasks(found, section, config, devices, form, templates or _plain_templates, numbered)
   return DataSource(
@@ -153,10 +148,6 @@ def _find_task(
   """Finds the data of a task and checks its options."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
   section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
-  if entry.form == 'pairs' and form == 'retrieval':
-    raise InputError(
-      f"{key}.form: {config.method} cannot use labelled pairs; use 'retrieval', or a re-ranker"
-    )
   if entry.form == 'retrieval':
     measures.check_name(entry.measure, f'{key}.measure')  # before training
     splits = _limit_dev(retrieval_data.find_splits(section, config, workdir, devices, name))
@@ -165,9 +156,10 @@ def _find_task(
     if not config.negatives:
       raise InputError(f'config.negatives: {name} needs pairs that do not match; use 1 or more')
     return pair_data.with_negatives(splits)
-  if entry.measure not in CLASSIFICATION:
+  if form == 'retrieval' or entry.measure not in CLASSIFICATION:
     raise InputError(
-      f'{key}.measure: labelled pairs take {" or ".join(CLASSIFICATION)}, not {entry.measure!r:.60}'
+      f'{key}.form: labelled pairs are for re-rankers, not for {config.method!r}, and '
+      f'{key}.measure is then {" or ".join(CLASSIFICATION)}, not {entry.measure!r:.60}'
     )
   return labelled_pairs.find_pairs(section, workdir, config.seed, name)
 
@@ -319,18 +311,13 @@ def _check_lengths(
 ) -> int:
   """Tokens of the longest filled template."""
   specials = tokenizer.num_specials
-  positions = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   kinds = {side: (side,) for side in SIDES} if form == 'retrieval' else {'pair': SIDES}
   longest = 0
   for kind, texts in kinds.items():
     inner = sum(section[f'{text}_max_length'] - specials for text in texts)
     longest = max(longest, total := inner + around[kind])
-    if total > positions:
-      settings = ', '.join(f'config.data.{text}_max_length' for text in texts)
-      raise InputError(
-        f'{settings}: {inner} tokens of text and {around[kind]} of the template exceed the '
-        f'{positions} positions of {config.backbone.path}'
-      )
+    settings = ', '.join(f'config.data.{text}_max_length' for text in texts)
+    dual_encoder.check_length(config, model, f'{settings} and the template', total)
   return longest
 
 

@@ -102,14 +102,12 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
   for part in named.split(','):
     path = files.existing(part.strip(), 'prompts')
     for file in sorted(path.glob('*.npz'), key=str) if path.is_dir() else [path]:
-      if file.stem in found:
-        raise InputError(f'{key}: two prompts have the name {file.stem}')
-      found[file.stem] = artifact.load_prompt(file)
+      prompt = artifact.load_prompt(file)
+      if file.stem in found or {file.stem, prompt.meta.get('task')} & set(config.tasks):
+        raise InputError(f'{key}: {file.stem} is twice there, or the new task; leave it out')
+      found[file.stem] = prompt
   if not found:
     raise InputError(f'{key}: no prompts (NAME.npz) found; name prompts of trained tasks')
-  of_files = {str(prompt.meta.get('task') or name) for name, prompt in found.items()}
-  if taken := sorted((found.keys() | of_files) & set(config.tasks)):
-    raise InputError(f'{key}: {taken[0]}, the new task, is among the prompts; leave it out')
   return dict(sorted(found.items()))
 
 
@@ -122,10 +120,6 @@ def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   """The templates of the tasks, by number."""
   settings = config.template
-  if settings.kind == 'hybrid' and 'pair' not in kinds:
-    raise InputError(
-      "config.template.kind: 'hybrid' needs pairs; for a retriever use 'continuous' or 'manual'"
-    )
   strings = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
   for kind, string in strings.items():
     task_templates.parse(string, kind, _option(kind), masked=_masked(config, kinds))
@@ -133,11 +127,6 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
-    if (task in found.own or found.sources) and settings.kind in ('manual', 'none'):
-      raise InputError(
-        f'{key}.prompt, config.adapt.fusion: a template of kind {settings.kind!r} has no learned '
-        'prompt'
-      )
     if task in found.own:
       made.append(_spec_of(found.own[task], kinds, strings))
     elif found.sources:
@@ -187,15 +176,9 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
 
 
 def _length(settings: ConfigDict, name: str) -> int:
-  place = int(name.rpartition('P')[2]) - 1
-  lengths = tuple(settings.lengths)
-  if place >= len(lengths) or not (
-    isinstance(lengths[place], int) and not isinstance(lengths[place], bool) and lengths[place] > 0
-  ):
-    raise InputError(
-      f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}; give a positive '
-      'integer for each slot'
-    )
+  place, lengths = int(name.rpartition('P')[2]) - 1, tuple(settings.lengths)
+  if place >= len(lengths):
+    raise InputError(f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}')
   return lengths[place]
 
 
@@ -349,15 +332,11 @@ def check_trained(config: ConfigDict, params: Params) -> None:
   """Raises InputError unless one fresh prompt is trained, and prompts from files are not."""
   names = list(tree.flatten(params))
   trained = tree.trainable_names(config.trainable, names)
-  for name in names:
-    top, task, *_, last = name.split('/')
-    if (top == 'sources' or (top == 'prompt' and last == 'vectors')) and name in trained:
-      raise InputError(f'config.trainable: {name} comes from a file and is constant; leave it out')
-    if top == 'prompt' and last not in ('vectors', 'weights') and name not in trained:
-      raise InputError(
-        f"config.trainable: {name} is random, so it must be trained ('prompt/.*'); or set "
-        f'config.tasks.{task}.prompt'
-      )
+  given = [one for one in names if one.startswith('sources/') or one.endswith('/vectors')]
+  if both := [one for one in given if one in trained]:
+    raise InputError(f'config.trainable: {both[0]} comes from a file and is constant; leave it out')
+  prompts = {one for one in names if one.startswith('prompt/') and not one.endswith('/weights')}
+  dual_encoder.check_fresh(config, params, sorted(prompts.difference(given)))
   several = sorted({name.split('/')[1] for name in trained if name.startswith('prompt/')})
   if len(several) > 1 and not any(name.startswith('backbone/') for name in trained):
     raise InputError(

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base import mesh
-from dprjax.base.errors import InputError
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import heads
@@ -46,12 +45,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   chunks = config.grad_cache
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
-    if 'mlm' not in parts.heads:
-      raise InputError(
-        f'config.backbone.path: {config.backbone.path} has no masked-LM head; train one with '
-        '--config=configs/condenser.py:mlm'
-      )
-    head = {'mlm': parts.heads['mlm'].params}
+    head = {'mlm': task_templates.need_head(parts.heads, config.backbone.path).params}
     params = {'backbone': parts.encoder, 'head': head, **prompts.init(parts, key)}
     nir_prompt.check_trained(config, params)
     return params

@@ -45,7 +45,7 @@ def table() -> types.SimpleNamespace:
   c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # of a query or passage
   # of a pair
   c.template.pair = text('[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]')
-  c.template.lengths = several(6, 6, 7)  # of P1, P2, P3, in vectors
+  c.template.lengths = _positive(6, 6, 7)  # of P1, P2, P3, in vectors
   # layers whose inputs keep the learned vectors unchanged; 0: none; -1: all but the last
   c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
   c.template.verbalizer = several('yes', 'no')  # answers at [MASK] of a pair; one token each
@@ -60,6 +60,15 @@ def table() -> types.SimpleNamespace:
   # beside the backbone
   c.adapt.prompts = text('')
   return c
+
+
+def _positive(*values: int) -> options.Option:
+  fits = options.whole(1, least=1, most=10**4).fits
+  return options.Option(
+    values,
+    lambda v: isinstance(v, tuple | list) and len(v) > 0 and all(map(fits, v)),
+    'a tuple of positive whole numbers',
+  )
 
 
 def task(**data: Any) -> ml_collections.ConfigDict:

@@ -99,13 +99,11 @@ def _read_file(path: epath.Path, _: object) -> list[Pair]:
 
 def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:
   *texts, label = values
-  for name, text in zip(_COLUMNS, texts, strict=False):
-    if not isinstance(text, str) or not text.strip():
-      raise InputError(f'{path}, line {line}: {name} is {text!r:.40}; expected a text')
   number = _LABELS.get(str(label).strip().lower()) if isinstance(label, str | int) else None
-  if number is None:
+  if number is None or not all(isinstance(text, str) and text.strip() for text in texts):
     raise InputError(
-      f'{path}, line {line}: the label is {label!r:.40}; expected 1 (true, yes) or 0 (false, no)'
+      f'{path}, line {line}: expected {", ".join(_COLUMNS)}: two texts, and 1 (true, yes) or 0 '
+      f'(false, no), not {values!r:.80}'
     )
   return Pair(texts[0].strip(), texts[1].strip(), number, line)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.encoding.embedder import check_size
 from dprjax.models import artifact, head_specs, heads, hub
@@ -55,11 +54,7 @@ class PromptReranker(Reranker):
     """
     config = backbone.config
     check_template(prompt, ('pair',), config)
-    if (found := backbone.heads.get('mlm')) is None:
-      raise InputError(
-        f'{backbone.path}: it has no masked-LM head to answer at [MASK]; give the backbone that '
-        f'{prompt.path} was trained on, or train a head with --config=configs/condenser.py:mlm'
-      )
+    found = task_templates.need_head(backbone.heads, backbone.path)
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = task_templates.label_ids(
       prompt.meta['verbalizer'],
@@ -72,16 +67,11 @@ class PromptReranker(Reranker):
     self.prompt, self.score_kind = prompt, score or prompt.meta['score']
     self._most: list[int] | None = None  # tokens of each text
     if max_length is None:
-      lengths = [prompt.meta[f'{side}_max_length'] for side in SIDES]
-      self._most = [
-        template_prompts.text_tokens(prompt, side, length, tokenizer)
-        for side, length in zip(SIDES, lengths, strict=True)
-      ]
-      settings = f'query_max_length {lengths[0]}, passage_max_length {lengths[1]}'
-      max_length = sum(self._most) + template.num_tokens
-      template_prompts.check_positions(
-        prompt, settings, sum(self._most), template.num_tokens, config, backbone.path
+      lengths = {side: prompt.meta[f'{side}_max_length'] for side in SIDES}
+      self._most = template_prompts.text_tokens(
+        prompt, lengths, tokenizer, template.num_tokens, backbone
       )
+      max_length = sum(self._most) + template.num_tokens
     check_size('max_length', max_length)
     template.cut(np.zeros((0, 2), np.int32), max_length)  # raises without room for texts
 

@@ -23,6 +23,7 @@ from dprjax.base.errors import InputError
 from dprjax.models import embed, encoder, heads
 from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.head_specs import Head
 from dprjax.models.template import Filled, Piece, Template, TextRows, fill
 from dprjax.text.vector_spec import VectorSpec
 
@@ -141,7 +142,7 @@ class TaskTemplates(NamedTuple):
     """Builds the templates.
 
     Args:
-      specs: by task number.
+      specs: by task number, with equal template strings.
       tokenize: gives the token ids of each text, without special tokens.
       vocab_size: of the encoder. Token ids from here on are learned vectors.
     """
@@ -152,11 +153,6 @@ class TaskTemplates(NamedTuple):
     rows: list[tuple[int, str, int]] = []
     start = vocab_size
     for number, spec in enumerate(specs):
-      if dict(spec.strings) != dict(specs[0].strings):
-        raise InputError(
-          f'{where}: tasks in a batch need equal templates, not '
-          f'{" and ".join(map(repr, sorted({*spec.strings.values(), *specs[0].strings.values()})))}'
-        )
       tokens = tokenize(list(spec.words.values()))
       for kind, names in slots.items():
         made: list[Piece] = []
@@ -222,6 +218,15 @@ class TaskTemplates(NamedTuple):
     return filled.pieces == self.slots[kind].index(slot)
 
 
+def need_head(heads: Mapping[str, Head], path: str) -> Head:
+  """The masked-LM head of a backbone, which answers at [MASK]."""
+  if 'mlm' not in heads:
+    raise InputError(
+      f'{path} has no masked-LM head; train one with --config=configs/condenser.py:mlm'
+    )
+  return heads['mlm']
+
+
 def label_ids(
   words: Sequence[str],
   tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
@@ -229,18 +234,14 @@ def label_ids(
   where: str,
 ) -> tuple[int, int]:
   """The token ids of the words for yes and no."""
-  if len(words) != 2 or words[0] == words[1]:
-    raise InputError(f'{where}: expected two different words, for yes and no, not {words!r:.60}')
   tokens = tokenize(list(words))
-  for word in words:
-    ids = tokens[word].tolist()
-    if len(ids) != 1 or ids[0] in special_ids:
-      raise InputError(
-        f'{where}: {word!r:.40} is '
-        + (f'{len(ids)} tokens' if len(ids) != 1 else 'not a word')
-        + ' of the vocabulary; use a single token'
-      )
-  return tokens[words[0]].item(), tokens[words[1]].item()
+  ids = [id_ for word in words for id_ in tokens[word].tolist()]
+  if not len(words) == len(ids) == len({*ids} - {*special_ids}) == 2:
+    raise InputError(
+      f'{where}: expected two different words, for yes and no, each a single token of the '
+      f'vocabulary, not {words!r:.60}'
+    )
+  return ids[0], ids[1]
 
 
 def encode(

@@ -1,6 +1,6 @@
 """Turns prompt files of kind template into templates for a batch and a table of vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,12 +65,8 @@ def in_texts(
   made, adapter = of_prompts(prompts, tokenizer, model)
   lengths = []
   for prompt, spec, template in zip(prompts, specs, made.templates[side], strict=True):
-    length = spec.max_length(side)
-    tokens = text_tokens(prompt, side, length, tokenizer)
-    check_positions(
-      prompt, f'{side}_max_length {length}', tokens, template.num_tokens, model, backbone.path
-    )
-    lengths.append(tokens + template.num_tokens)
+    given, added = {side: spec.max_length(side)}, template.num_tokens
+    lengths.append(sum(text_tokens(prompt, given, tokenizer, added, backbone)) + added)
   opening, closing = around(tokenizer)
   # The longest template may not have the longest texts.
   most, more = max(lengths), made.extra(side) - opening - closing
@@ -101,21 +97,25 @@ def around(tokenizer: Tokenizer) -> tuple[int, int]:
   return len(tokenizer.opening), len(tokenizer.closing)
 
 
-def text_tokens(prompt: Prompt, side: str, max_length: int, tokenizer: Tokenizer) -> int:
-  """The most tokens of a text, without special tokens."""
-  if (count := max_length - tokenizer.num_specials) < 1:
-    raise InputError(
-      f'{prompt.path}: {side}_max_length {max_length} leaves no room beside special tokens'
-    )
-  return count
+def text_tokens(
+  prompt: Prompt,
+  lengths: Mapping[str, int],
+  tokenizer: Tokenizer,
+  template: int,
+  backbone: Backbone,
+) -> list[int]:
+  """The most tokens of each text, without special tokens.
 
-
-def check_positions(
-  prompt: Prompt, options: str, texts: int, template: int, config: EncoderConfig, backbone: str
-) -> None:
-  """Raises InputError if texts and template exceed the positions."""
-  if texts + template > config.max_tokens:
+  Args:
+    lengths: the same with special tokens, by side.
+    template: tokens around the texts.
+  """
+  counts = [length - tokenizer.num_specials for length in lengths.values()]
+  most = backbone.config.max_tokens
+  if min(counts) < 1 or sum(counts) + template > most:
+    options = ', '.join(f'{side}_max_length {length}' for side, length in lengths.items())
     raise InputError(
-      f'{prompt.path}: {options}: {texts} tokens of text and {template} of the template exceed the '
-      f'{config.max_tokens} positions of {backbone}'
+      f'{prompt.path}: {options}: texts, at least a token each, and {template} tokens of the '
+      f'template need {sum(counts) + template} of the {most} positions of {backbone.path}'
     )
+  return counts

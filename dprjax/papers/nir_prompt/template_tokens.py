@@ -16,7 +16,6 @@ from dprjax.models.artifact import Prompt
 from dprjax.papers.nir_prompt import task_templates
 
 NAME = 'template'  # of the kind of adapter
-SCORES = ('logit', 'probability')
 POOLINGS = ('mask', 'cls', 'mean')
 SLOTS = 'slots/'  # before the names of arrays
 
@@ -24,7 +23,7 @@ SLOTS = 'slots/'  # before the names of arrays
 class _Meta(msgspec.Struct):
   """Additional keys of meta."""
 
-  pooling: str
+  pooling: Literal['mask', 'cls', 'mean']
   template: dict[str, str]  # template strings by kind of input
   words: dict[str, Annotated[str, msgspec.Meta(max_length=1000)]]  # of slots without vectors
   fixed_layers: Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -126,10 +125,6 @@ def arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
   if not isinstance(strings, dict) or set(strings) not in ({'query', 'passage'}, {'pair'}):
     raise InputError(f'{where} template is {strings!r:.60}; expected query and passage, or pair')
   found = convert(dict(meta), f'{path}: meta', _PairMeta if 'pair' in strings else _Meta)
-  if found.pooling not in POOLINGS:
-    raise InputError(
-      f'{where} pooling is {found.pooling!r:.60}, expected one of: {", ".join(POOLINGS)}'
-    )
   prompts: list[str] = []
   for kind, string in found.template.items():
     masked = found.pooling == 'mask'

@@ -183,17 +183,11 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for options that contradict each other."""
   settings = config.topics
   contrastive.check_update(config)
-  if settings.path and not config.prompt.length and not settings.words:
+  prompt, prompted = config.prompt, settings.path and not settings.words
+  if prompted and not (prompt.length and prompt.reparam == 'none' and not prompt.init_from):
     raise InputError(
-      f'config.topics.path: {settings.path} needs prompts; set config.prompt.length above 0'
-    )
-  if (
-    settings.path
-    and not settings.words
-    and (config.prompt.reparam != 'none' or config.prompt.init_from)
-  ):
-    raise InputError(
-      'config.prompt.reparam, config.prompt.init_from: topic prompts start from words; unset both'
+      f'config.topics.path: {settings.path} has prompts that start from words; set '
+      "config.prompt.length above 0, config.prompt.reparam='none' and no config.prompt.init_from"
     )
   update = config.batch_size
   parts = config.grad_cache * meshes.batch_devices(devices)

@@ -25,7 +25,6 @@ import numpy as np
 
 from dprjax.base import cli, draws, flags, outputs
 from dprjax.base.counts import counted
-from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, duration
 from dprjax.papers.topic_dpr import topic_models
@@ -74,8 +73,6 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
   # Keeps only as many as are used.
   found = heapq.nsmallest(most, drawn())
   logger.info('%s\n%s', path, report)
-  if not found:
-    raise InputError(f'{path}: no document has text')
   found.sort(key=lambda document: document[1])  # the order affects the topics
   return [text for *_, text in found], dict(report.counts)
 

@@ -15,14 +15,14 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 from etils import epath
 
 from dprjax.base import cli, files, flags
 from dprjax.base.errors import InputError
-from dprjax.papers.unm.stages import ModelFiles, Stages, TextFiles, differences
+from dprjax.papers.unm.stages import Stages
 from dprjax.retrieval import figures, measures
 from dprjax.text import docstrings, sources
 from dprjax.training import config as configs
@@ -62,6 +62,19 @@ _OPTIONS = {
 }
 
 
+class ModelFiles(NamedTuple):
+  """A backbone and perhaps a prompt."""
+
+  backbone: str
+  prompt: epath.Path | None = None
+
+  @property
+  def files(self) -> list[epath.Path]:
+    """Local files; a backbone from the hub or a package has none, since its name identifies it."""
+    local = bool(self.backbone) and epath.Path(self.backbone).is_dir()
+    return ([epath.Path(self.backbone)] if local else []) + ([self.prompt] if self.prompt else [])
+
+
 class Pipeline:
   """One experiment below ``workdir``.
 
@@ -87,8 +100,8 @@ class Pipeline:
       sources.locate(sources.Source(str(folder), 'beir', config.data[f'{split}_split']))
       for split in ('train', 'test')
     )
-    qrels = {'train': train['qrels'], 'test': test['qrels']}
-    self.texts = TextFiles(folder, train['corpus'], train['queries'], qrels)
+    self._corpus, self._queries = train['corpus'], train['queries']
+    self._qrels = {'train': train['qrels'], 'test': test['qrels']}
     files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
     trainings = 1 + int(config.undenoised) + config.rounds
     trains_reranker = not config.reranker_path
@@ -136,7 +149,11 @@ class Pipeline:
       metrics[title] = self._measure(name, self._retrieve(name, model, 'test'))
     # The first is the baseline of comparisons.
     frozen, _ = systems['frozen']
-    self._stages.report({frozen: metrics[frozen], **metrics}, c.measures, self.workdir)
+    first = {frozen: metrics[frozen], **metrics}
+    command = ['report', *(f'--metrics={name}={path}' for name, path in first.items())]
+    command += ['--measure', *c.measures] if c.measures else []
+    files_made = (f'--out={self.workdir / "report.md"}', f'--figure={self.workdir / "report.png"}')
+    self._stages.run('Compare', [*command, *files_made])
     table, last = self.workdir / 'report.md', newest.prompt or newest.backbone
     print(f'{table} compares the retrievers; the last one is {last}', flush=True)
     return metrics
@@ -155,18 +172,21 @@ class Pipeline:
 
   def _bm25(self, split: str) -> epath.Path:
     run = self.workdir / 'runs' / f'bm25.{split}.trec'
-    title = f'BM25: the {split} queries'
-    return self._stages.bm25(title, self.texts, split, run, self._depth(split))
+    reads = [self._corpus, self._queries, self._qrels[split]]
+    flags = [f'--corpus={reads[0]}', f'--queries={reads[1]}', f'--qrels={reads[2]}']
+    command = ['bm25', *flags, f'--out={run}', f'--k={self._depth(split)}']
+    self._stages.run(f'BM25: the {split} queries', command, run, reads)
+    return run
 
   def _mine(self, name: str, runs: Sequence[str], reranker: str = '') -> epath.Path:
     c, folder, out = self.config, self.workdir / name, self.workdir / name / 'train.jsonl'
-    texts, qrels = self.texts, self.texts.qrels['train']
+    qrels = self._qrels['train']
     self._stages.run(
       f'Mine: {name}',
       [
         'mine',
-        f'--queries={texts.queries}',
-        f'--corpus={texts.corpus}',
+        f'--queries={self._queries}',
+        f'--corpus={self._corpus}',
         f'--qrels={qrels}',
         *(f'--run={run}' for run in runs),
         f'--out={out}',
@@ -178,8 +198,8 @@ class Pipeline:
       ],
       out,
       [
-        texts.corpus,
-        texts.queries,
+        self._corpus,
+        self._queries,
         qrels,
         *(epath.Path(run.partition('=')[2] or run) for run in runs),
         *ModelFiles(reranker).files,
@@ -222,52 +242,91 @@ class Pipeline:
     settings: Sequence[str] = (),
   ) -> None:
     """Trains and exports. A backbone from scratch is made once and then passed as ``base``."""
-    workdir, texts, backbone = self.workdir / name, self.texts, experiment.backbone.path
+    workdir, backbone = self.workdir / name, experiment.backbone.path
     if base and backbone.startswith('scratch:'):
       backbone = base
     settings = [
       f'seed={self.config.seed}',
       'data.format=beir',
-      f'data.dir={texts.folder}',
+      f'data.dir={self._folder()}',
       f'data.mined_negatives={mined}',
       f'data.train_split={self.config.data.train_split}',
       f'backbone.path={backbone}',
       *settings,
     ]
-    flags = [
+    config_file = recipe.partition('.py:')[0] + '.py' if '.py:' in recipe else recipe
+    reads = [epath.Path(config_file), self._corpus, self._queries, self._qrels['train'], mined]
+    made = workdir / 'metrics.jsonl'
+    command = [
+      *('train', f'--config={recipe}', f'--workdir={workdir}'),
       *differences(recipe, experiment, _OURS),
       *(f'--config.{setting}' for setting in settings),
+      '--config.eval.skip_saturated=False',  # later stages need a model even without a gain
     ]
-    reads = [texts.corpus, texts.queries, texts.qrels['train'], mined, *ModelFiles(backbone).files]
-    self._stages.train(f'Train: {name}', recipe, flags, workdir, reads, restart=True)
-    self._stages.export(f'Export: {name}', workdir, product)
+    reads += ModelFiles(backbone).files
+    self._stages.run(f'Train: {name}', command, made, reads, workdir)
+    # The table has trainings without a gain.
+    command = ['export', f'--workdir={workdir}', f'--out={product}', '--force']
+    self._stages.run(f'Export: {name}', command, product, [made])
+
+  def _encode(self, name: str, model: ModelFiles, split: str | None) -> epath.Path:
+    """Encodes the queries of a split or, without one, the corpus."""
+    side, settings = 'query' if split else 'passage', self._settings
+    reads = [self._queries, self._qrels[split]] if split else [self._corpus]
+    out = self.workdir / 'embeddings' / f'{name}-{split or "corpus"}'
+    flags = {
+      'backbone': model.backbone,
+      **({'prompt': model.prompt} if model.prompt else {}),
+      'side': side,
+      'input': reads[0],
+      'out': out,
+      **({'qrels': reads[1]} if split else {}),
+      'pooling': settings.pooling,
+      'normalize': str(bool(settings.normalize)).lower(),
+      'max_length': settings.data[f'{side}_max_length'],
+    }
+    title = f'Encode: {name}, the {f"{split} queries" if split else "corpus"}'
+    command = ['encode', *(f'--{flag}={value}' for flag, value in flags.items())]
+    self._stages.run(title, command, out, [*reads, *model.files], out)
+    return out
 
   def _retrieve(self, name: str, model: ModelFiles, split: str) -> epath.Path:
-    corpus, queries = (
-      self._stages.encode(
-        f'Encode: {name}, the {f"{which} queries" if which else "corpus"}',
-        model,
-        self.texts,
-        which,
-        self.workdir / 'embeddings' / f'{name}-{which or "corpus"}',
-        self._settings,
-      )
-      for which in (None, split)
-    )
+    corpus, queries = (self._encode(name, model, which) for which in (None, split))
     run = self.workdir / 'runs' / f'{name}.{split}.trec'
+    command = ['search', f'--corpus={corpus}', f'--queries={queries}', f'--out={run}']
+    # Manifests have the checksums of all other files.
+    reads = [folder / 'manifest.json' for folder in (corpus, queries)]
     title = f'Search: {name}, the {split} queries'
-    return self._stages.search(title, corpus, queries, run, self._depth(split))
+    self._stages.run(title, [*command, f'--k={self._depth(split)}'], run, reads)
+    return run
 
   def _measure(self, name: str, run: epath.Path) -> epath.Path:
     names = list(dict.fromkeys([*self.config.measures, *_MEASURES]))
-    out = self.workdir / 'metrics' / f'{name}.json'
-    return self._stages.evaluate(f'Measure: {name}', run, self.texts.qrels['test'], names, out)
+    out, qrels = self.workdir / 'metrics' / f'{name}.json', self._qrels['test']
+    command = ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', *names, f'--out={out}']
+    self._stages.run(f'Measure: {name}', command, out, [run, qrels])
+    return out
+
+
+def differences(
+  recipe: str, experiment: ml_collections.ConfigDict, ours: Sequence[str]
+) -> list[str]:
+  """The flags that turn a recipe of train into ``experiment``, except the backbone.
+
+  ``ours`` are options and sections set by the pipeline itself.
+  """
+  usual = configs.flat(configs.parse([f'--config={recipe}']).to_dict())
+  return [
+    f'--config.{name}={value}'
+    for name, value in configs.flat(experiment.to_dict()).items()
+    if usual.get(name) != value
+    and name != 'backbone.path'
+    and not any(name == one or name.startswith(f'{one}.') for one in ours)
+  ]
 
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for bad options."""
-  if not config.data.dir:
-    raise InputError('config.data.dir is empty: --config.data.dir=DIR names a BEIR folder')
   given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
   options.check(_OPTIONS, dict(given), 'config', 'configs/unm.py')
   if abs(sum(config.mix.values()) - 1) > 1e-6:
@@ -286,10 +345,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   if config.reranker_path:
     with cli.loading():
       from dprjax.retrieval import reranker
-    try:
-      reranker.check(config.reranker_path)
-    except InputError as error:
-      raise InputError(f'config.reranker_path: {error}') from error
+    reranker.check(config.reranker_path)
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stages of quickstart and pipeline: commands that run in order, each only if needed."""
+"""Stages of a pipeline: commands that run in order, each only if needed."""
 
 import contextlib
 import hashlib
@@ -8,46 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import ml_collections
 from etils import epath
 
 from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
-from dprjax.training import config as configs
 
 _RECORD = 'stages.json'
 _GRACE_S = 2.0  # for an interrupted command
-
-
-class TextFiles(NamedTuple):
-  """A BEIR folder and its files; judgements by split."""
-
-  folder: epath.Path
-  corpus: epath.Path
-  queries: epath.Path
-  qrels: Mapping[str, epath.Path]
-
-
-class ModelFiles(NamedTuple):
-  """A backbone and perhaps a prompt."""
-
-  backbone: str
-  prompt: epath.Path | None = None
-
-  @property
-  def arguments(self) -> dict[str, Any]:
-    """Flags of a command, or arguments of ``Retriever.load``."""
-    return {'backbone': self.backbone} | ({'prompt': str(self.prompt)} if self.prompt else {})
-
-  @property
-  def files(self) -> list[epath.Path]:
-    """Local files; a backbone from the hub or a package has none, since its name identifies it."""
-    local = bool(self.backbone) and epath.Path(self.backbone).is_dir()
-    return ([epath.Path(self.backbone)] if local else []) + ([self.prompt] if self.prompt else [])
 
 
 class Stages:
@@ -60,102 +30,12 @@ class Stages:
 
   def __init__(self, out: epath.Path, count: int):
     self._record, self._count, self._number = out / _RECORD, count, 0
-    self._stages = _read(self._record) if self._record.exists() else {}
+    self._stages: dict[str, dict[str, Any]] = {}
+    if self._record.exists():
+      kind = dict[str, dict[str, Any]]
+      self._stages = reading.read(self._record, 'record of the stages', kind)
     self._sums: dict[str, str] = {}
     self._made: set[str] = set()  # by this process
-    self.seconds: dict[str, float] = {}  # by title
-
-  def bm25(self, title: str, texts: TextFiles, split: str, out: epath.Path, k: int) -> epath.Path:
-    """Ranks passages for the queries of a split; returns the run."""
-    reads = [texts.corpus, texts.queries, texts.qrels[split]]
-    flags = [f'--corpus={reads[0]}', f'--queries={reads[1]}', f'--qrels={reads[2]}']
-    self.run(title, ['bm25', *flags, f'--out={out}', f'--k={k}'], out, reads)
-    return out
-
-  def train(
-    self,
-    title: str,
-    config: str,
-    flags: Sequence[str],
-    workdir: epath.Path,
-    reads: Sequence[epath.Path],
-    restart: bool = False,
-  ) -> None:
-    """Trains; with ``restart``, in an empty workdir when the input changes."""
-    # The last stage needs a model even if no gain is possible.
-    command = ['train', f'--config={config}', f'--workdir={workdir}', *flags]
-    self.run(
-      title,
-      [*command, '--config.eval.skip_saturated=False'],
-      workdir / 'metrics.jsonl',
-      [epath.Path(config_file(config)), *reads],
-      workdir if restart else None,
-    )
-
-  def export(self, title: str, workdir: epath.Path, out: epath.Path) -> None:
-    # The last stage reports a training without gain.
-    command = ['export', f'--workdir={workdir}', f'--out={out}', '--force']
-    self.run(title, command, out, [workdir / 'metrics.jsonl'])
-
-  def encode(
-    self,
-    title: str,
-    model: ModelFiles,
-    texts: TextFiles,
-    split: str | None,
-    out: epath.Path,
-    config: ml_collections.ConfigDict,
-  ) -> epath.Path:
-    """Encodes the queries of a split or, without one, the corpus; settings are of ``config``."""
-    side = 'query' if split else 'passage'
-    reads = [texts.queries, texts.qrels[split]] if split else [texts.corpus]
-    flags = {
-      **model.arguments,
-      'side': side,
-      'input': reads[0],
-      'out': out,
-      **({'qrels': reads[1]} if split else {}),
-      'pooling': config.pooling,
-      'normalize': str(bool(config.normalize)).lower(),
-      'max_length': config.data[f'{side}_max_length'],
-    }
-    command = ['encode', *(f'--{name}={value}' for name, value in flags.items())]
-    self.run(title, command, out, [*reads, *model.files], out)
-    return out
-
-  def search(
-    self, title: str, corpus: epath.Path, queries: epath.Path, out: epath.Path, k: int
-  ) -> epath.Path:
-    """Searches embeddings; returns the run."""
-    # Manifests have the checksums of all other files.
-    reads = [corpus / 'manifest.json', queries / 'manifest.json']
-    command = ['search', f'--corpus={corpus}', f'--queries={queries}', f'--out={out}', f'--k={k}']
-    self.run(title, command, out, reads)
-    return out
-
-  def evaluate(
-    self,
-    title: str,
-    run: epath.Path,
-    qrels: epath.Path,
-    measures: Sequence[str],
-    out: epath.Path,
-    extra: Sequence[str] = (),
-  ) -> epath.Path:
-    """Evaluates a run; returns the file of metrics. ``extra``: ``NAME=VALUE`` metrics."""
-    command = ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', *measures]
-    command += [f'--out={out}', *(word for each in extra for word in ('--extra', each))]
-    self.run(title, command, out, [run, qrels])
-    return out
-
-  def report(
-    self, metrics: Mapping[str, epath.Path], measures: Sequence[str], folder: epath.Path
-  ) -> None:
-    """Writes report.md and report.png from metrics by system; always runs."""
-    command = ['report', *(f'--metrics={name}={path}' for name, path in metrics.items())]
-    command += ['--measure', *measures] if measures else []
-    command += [f'--out={folder / "report.md"}', f'--figure={folder / "report.png"}']
-    self.run('Compare', command)
 
   def run(
     self,
@@ -190,7 +70,6 @@ class Stages:
     if makes is not None:
       self._note(makes, entry | {'done': False})
     print(f'\n{head}\n$ {line}', flush=True)
-    began = time.monotonic()
     status = _run([sys.executable, '-m', f'dprjax.{name}', *arguments])
     if status in (2, 130):
       sys.exit(status)  # the command printed the reason
@@ -201,7 +80,6 @@ class Stages:
         else f'ended with status {status}'
       )
       raise InputError(f'dprjax.{name} {ended}; run the same command again to continue from here')
-    self.seconds[title] = time.monotonic() - began
     if makes is not None:
       self._sums = {
         path: digest for path, digest in self._sums.items() if not path.startswith(str(makes))
@@ -223,10 +101,6 @@ class Stages:
         digest = files.sha256_file(path)
       self._sums[str(path)] = digest
     return self._sums[str(path)]
-
-
-def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
-  return reading.read(path, 'record of the stages', dict[str, dict[str, Any]])
 
 
 class _Child(subprocess.Popen[bytes]):
@@ -266,25 +140,3 @@ def _run(command: Sequence[str]) -> int:
       if child.wait() == 130:
         return 130
       raise
-
-
-def config_file(config: str) -> str:
-  """``FILE[:recipe]`` -> ``FILE``."""
-  return config.partition('.py:')[0] + '.py' if '.py:' in config else config
-
-
-def differences(
-  recipe: str, experiment: ml_collections.ConfigDict, ours: Sequence[str]
-) -> list[str]:
-  """The flags that turn a recipe of train into ``experiment``, except the backbone.
-
-  ``ours`` are options and sections set by the pipeline itself.
-  """
-  usual = configs.flat(configs.parse([f'--config={recipe}']).to_dict())
-  return [
-    f'--config.{name}={value}'
-    for name, value in configs.flat(experiment.to_dict()).items()
-    if usual.get(name) != value
-    and name != 'backbone.path'
-    and not any(name == one or name.startswith(f'{one}.') for one in ours)
-  ]

@@ -279,13 +279,11 @@ def test_heads_that_are_there_are_taken(tokenizer):
   ('settings', 'words'),
   [
     ({'pretrain__mlm_weight': 0.0}, ('config.pretrain', 'mlm_weight')),
-    ({'pretrain__late_mlm': False}, ('config.pretrain', 'late_mlm')),
     (
       {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0, 'pretrain__views': 'siblings'},
       'config.pretrain.head_layers',
     ),
     ({'pretrain__views': 'siblings', 'batch_size': 1}, 'config.batch_size'),
-    ({'pretrain__views': 'ict', 'batch_size': 1}, 'config.batch_size'),
   ],
 )
 def test_a_option_that_cannot_be_is_named(tokenizer, settings, words):

@@ -92,12 +92,10 @@ def test_goes_on_where_it_stopped(start, batches_of):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'data__format': 'beir'}, ('config.data.format', 'corpus', 'docstrings', 'beir')),
     (
       {'pretrain__max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
       ('config.pretrain.max_length', '30', '29'),
     ),
-    ({'pretrain__buckets': (8,)}, '8'),
     ({'batch_size': 13}, ('config.batch_size', '13', '12')),
   ],
 )

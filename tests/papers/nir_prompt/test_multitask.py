@@ -148,17 +148,6 @@ def test_goes_on_where_it_stopped(start, batches_of, form):
     )
 
 
-def test_marks_stand_before_each_text(start, words_of, batches_of):
-  data = start(
-    'qa', 'dr', tasks__qa__data__query_prefix='oak ', tasks__dr__data__passage_prefix='elm '
-  )
-  iterator = batches_of(data)
-  dr, qa = next(iterator), next(iterator)
-  assert all(words_of(row)[0] == 'oak' and len(words_of(row)) == 2 for row in qa['query_tokens'])
-  assert all(len(words_of(row)) == 1 for row in dr['query_tokens'])
-  assert all(words_of(row)[0] == 'elm' for row in dr['passage_tokens'].reshape(8, -1))
-
-
 @pytest.fixture
 def pairs_bag(tokenizer):
   """Scores a pair by the words that its texts share, less a number for each task."""
@@ -262,16 +251,8 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
 @pytest.mark.parametrize(
   ('names', 'form', 'changes', 'message'),
   [
-    ((), 'retrieval', {}, 'config.tasks'),
     (('qa', 'pi'), 'retrieval', {}, 'config.tasks.pi.form'),
-    (
-      ('qa', 'dr'),
-      'retrieval',
-      {'tasks__dr__data__dev_split': ''},
-      'config.tasks.dr.data.dev_split',
-    ),
-    (('qa', 'pi'), 'pairs', {'tasks__pi__measure': 'RR@10'}, 'config.tasks.pi.measure'),
-    (('qa',), 'retrieval', {'tasks__qa__data__format': 'tar'}, 'config.tasks.qa.data.format'),
+    (('qa', 'dr'), 'retrieval', {'tasks__dr__data__dev_split': ''}, ('config.eval.measure', 'dr')),
     (('qa', 'dr'), 'retrieval', {'arrangement': 'balanced', 'batch_size': 5}, 'config.batch_size'),
     (
       ('qa',),
@@ -280,7 +261,7 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
         'templates': lambda _: {'query': LONG['query'], 'passage': LONG['query']},
         'data__passage_max_length': 9,
       },
-      ('config.data.passage_max_length', '7', '26', '32'),
+      ('config.data.passage_max_length', '33', '32'),
     ),
   ],
 )

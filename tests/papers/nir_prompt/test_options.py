@@ -9,11 +9,8 @@ from tests.refusals import refused
   'change, message',
   [
     ('c.tasks.qa.data.dir = ""', ('config.tasks.qa.data.dir', '--config.tasks.qa.data')),
-    ('c.data.dir = "there"', 'config.data.dir'),
     ('c.tasks.qa.form = "triples"', ('config.tasks.qa.form', 'retrieval', 'pairs')),
     ('c.tasks.qa.data.buckets = (3,)', 'config.tasks.qa.data.buckets'),
-    ('c.tasks.QA = nir.task(dir="x")', 'config.tasks'),
-    ('c.tasks.pi = 3', ('config.tasks', 'pi')),
     ('c.arrangement = "sorted"', ('config.arrangement', 'alternate', 'random_task')),
   ],
 )

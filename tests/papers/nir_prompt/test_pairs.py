@@ -73,29 +73,16 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-  ('content', 'message'),
+  ('name', 'content', 'message'),
   [
-    ('oak\telm\t1\nash\tyew\t2\n', ('train.tsv', 'line 2')),
-    ('oak\telm\tentails\n', ('line 1', 'entails')),
-    ('oak\t \t1\n', ('line 1', 'text2')),
-    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '2')),
+    ('train.tsv', 'oak\telm\t1\nash\tyew\t2\n', ('train.tsv', 'line 2')),
+    ('train.tsv', 'oak\t \t1\n', ('line 1', 'text2')),
+    ('train.tsv', 'oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '2')),
+    ('train.jsonl', '{"text1": ["oak"], "text2": "elm", "label": 1}\n', ('line 1', 'oak')),
   ],
 )
-def test_what_is_no_pair(tmp_path, content, message):
-  (tmp_path / 'train.tsv').write_text(content)
-  with refused(message):
-    pairs.read_pairs(PairSource(str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-  ('record', 'message'),
-  [
-    ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, ('train.jsonl', 'line 1', '1.0')),
-    ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, ('line 1', 'text1', '[', 'oak', ']')),
-  ],
-)
-def test_what_is_no_record(tmp_path, record, message):
-  (tmp_path / 'train.jsonl').write_text(json.dumps(record) + '\n')
+def test_what_is_no_pair(tmp_path, name, content, message):
+  (tmp_path / name).write_text(content)
   with refused(message):
     pairs.read_pairs(PairSource(str(tmp_path)))
 

@@ -43,7 +43,6 @@ def parse(recipe, *flags):
       ('legal', 'qa'),
       ('nir_retriever', 'manual', 'mask', 'alternate', 16, ('backbone',)),
     ),
-    ('retriever.py:ft', RETRIEVER, ('ft_retriever', 'none', 'cls', 'alternate', 16, ('backbone',))),
     (
       'reranker.py',
       RERANKER,
@@ -98,26 +97,11 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
     assert not parse(recipe, *flags).alternatives
 
 
-def test_a_rate_cannot_be_chosen_without_dev_queries():
-  c = parse('retriever.py:adapt=qa', '--config.tasks.qa.data.hold_out=0')
-  with refused('config.tasks.qa.data.hold_out'):
-    configs.resolve(c)
-
-
-def test_marks():
-  c = parse('retriever.py:ft=qa+dialogue,mark')
-  assert c.tasks.qa.data.query_prefix == c.tasks.qa.data.passage_prefix == 'qa: '
-  assert parse('retriever.py:ft').tasks.qa.data.query_prefix == ''
-
-
 @pytest.mark.parametrize(
   ('recipe', 'message'),
   [
     ('retriever.py:mdm', 'mdm=retrieval'),
-    ('retriever.py:emm=qa+qa', 'emm=retrieval+qa'),
     ('retriever.py:tune', ('mdm=TASK', 'adapt=TASK')),
-    ('retriever.py:emm,mark', ('--config', 'nir_retriever.py')),
-    ('reranker.py:ft,mask', '[CLS]'),
   ],
 )
 def test_arguments_that_cannot_be(recipe, message):

@@ -71,15 +71,12 @@ def _forms(query):
   [
     (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
     (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
-    ({}, TEMPLATE, 'slots/query/P1'),
     (
       {'slots/query/P1': np.ones((6, 2, 24), np.float32)},
       TEMPLATE,
       ('slots/query/P1', '[P, H]', '[6, 2, 24]'),
     ),
-    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, 'query/P3'),
     ({}, PAIR | {'drop': ['head_sha256']}, 'head_sha256'),
-    ({}, PAIR | {'score': 'odds'}, 'odds'),
   ],
 )
 def test_bad_templates(write, arrays, change, message):  # noqa: F811

@@ -49,7 +49,6 @@ def test_corpora(tmp_path):
   'rows, message',
   [
     ([ARXIV[0], {'id': '7', 'title': 3}], ('line 2', 'title')),
-    ([ARXIV[0], {'id': '7', 'categories': {'a': 1}}], ('line 2', 'categories')),
     ([ARXIV[0], ARXIV[0]], ('a.jsonl', 'line 1', 'line 2')),
   ],
 )
@@ -73,12 +72,6 @@ def test_related():
     'c': ['c', 'd'],
     'd': ['a', 'c', 'd'],
   }
-
-
-def test_too_many_judgements(monkeypatch):
-  monkeypatch.setattr(paper_records, '_MOST_RELATED', 11)  # x: 4, y: 4, z: 4
-  with refused('12'):
-    paper_records.related(FOUR)
 
 
 @pytest.mark.parametrize('own', [True, False])

@@ -62,7 +62,6 @@ def test_splits_are_apart_and_grow_at_the_end(folder, capsys):
   'arguments, message',
   [
     ('--input=papers.jsonl --out=out --test=99', 'papers.jsonl: 30'),
-    ('--input=papers.jsonl --out=out --test=30', '31'),
     ('--input=papers.jsonl --out=other', 'contains something other than papers'),
     ('--input=other/mine --out=other', 'holds an input'),
   ],

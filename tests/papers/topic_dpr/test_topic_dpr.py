@@ -9,7 +9,6 @@ from etils import epath
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models.artifact import Prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.topic_dpr import topic, topic_dpr, topic_losses
 from dprjax.papers.topic_dpr.topic_models import Topics
@@ -17,7 +16,6 @@ from dprjax.text import table
 from dprjax.training import retrieval_data
 from dprjax.training.method import Parts
 from tests import reference, starts
-from tests.models.test_artifact import META
 from tests.options import check_options, with_options
 from tests.refusals import refused
 from tests.training.conftest import WORDS
@@ -132,7 +130,7 @@ def expected(config, shape, params, batch):
   sets = [{c for c in row if c >= 0} for row in batch['categories'].tolist()]
   alpha, under = config.topics.alpha, []
   n = config.topics.batch or ROWS
-  if alpha and len(prefixes) > 1:
+  if alpha and len(prefixes) > 1 and config.topics.topic_topic:
     chosen = passages[:: ROWS // n]
     under = [[embed(*row, k) for row in chosen] for k in range(len(prefixes))]
 
@@ -198,6 +196,7 @@ def slow(*values):
     slow(8, 'none shared', {}),
     slow(1, 'all shared', {}),
     slow(1, 'some', {'topics__keep': 1, 'grad_cache': 2}),
+    slow(8, 'some', {'topics__topic_topic': False}),
     slow(8, 'some', {'topics__path': '', 'prompt__length': 0}),
   ],
 )
@@ -211,7 +210,7 @@ def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categor
     config, shape, mesh, batch, tokenizer, kept, trainable
   )
   assert np.isclose(value, expected(config, shape, params, batch), rtol=2e-5)
-  several = config.topics.path and len(kept) > 1
+  several = config.topics.path and config.topics.topic_topic and len(kept) > 1
   assert (float(metrics['topic_topic']) > 0) == bool(several)
   assert (float(metrics['query_query']) > 0) == (categories == 'some')
   # The slope along the gradient, by central differences in float64.
@@ -265,25 +264,11 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
   assert prefixes.shape == (2, TOPICS, 2, LENGTH, 2, 4)
 
 
-@pytest.mark.slow
-def test_without_the_topic_topic_loss(shape, tokenizer, found):
-  mesh = meshes.make_mesh({'data': 8})
-  batch = make_batch(shape.vocab_size)
-
-  config = make_config(topics__topic_topic=False)
-  _, value, without, *_ = value_and_gradient(config, shape, mesh, batch, tokenizer, found)
-  assert float(without['topic_topic']) == 0
-  alpha, qp, qq = ALPHA, float(without['query_passage']), float(without['query_query'])
-  assert np.isclose(float(value), (1 - 2 * alpha) * qp + alpha * qq, 1e-6)
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'negatives': 1}, 'config.negatives'),
     ({'prompt__length': 0}, ('config.topics.path', 'topics.npz')),
     ({'topics__batch': 5}, ('config.topics.batch', '5', '16')),
-    ({'topics__words': 4}, ('config.topics.words', 'config.prompt.length')),
   ],
 )
 def test_options_that_do_not_go_together(shape, tokenizer, changes, message):
@@ -403,9 +388,3 @@ def make_folder(folder, split, qrels):
     (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
   (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
-
-
-def test_a_prompt_file_has_a_prefix_for_each_topic(tmp_path):
-  prefix = np.zeros((2, 2, 5, 3, 8), np.float32)  # without the axis of topics
-  with refused('[K, L, 2, P, N, D]'):
-    save_prompt(tmp_path / 'p.npz', Prompt(META | {'kind': 'topic'}, {'prefix': prefix}))

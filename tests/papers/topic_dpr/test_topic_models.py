@@ -107,13 +107,8 @@ def meta(**changes):
 
 
 DAMAGED = {
-  'another format': ({'topics/meta': meta(format='x')}, 'topics/meta'),
   'a newer version': ({'topics/meta': meta(version=2)}, 'topics/meta'),
   'sizes of halves': ({'topics/sizes': np.array([1.5, 1])}, 'topics/sizes'),
-  'not finite': (
-    {'topics/distributions': np.full((3, 4), np.nan, np.float32)},
-    'topics/distributions',
-  ),
   'too much': ({'topics/distributions': np.ones((3, 4), np.float32)}, 'topics/distributions'),
   'names beyond': ({'topics/words': np.array([[0, 4], [1, 2]])}, 'topics/words'),
 }

@@ -63,17 +63,14 @@ def test_documents_are_chosen_by_their_ids(folder):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ('--input=empty.jsonl', 'document'),
     ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
     ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
     ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
-    ('--input=corpus.jsonl --figure=topics.npz', '--figure=topics.npz'),
     ('--input=corpus.jsonl --out=folder', 'folder'),
   ],
 )
 def test_bad_input(folder, command, arguments, message):
   (folder / 'folder').mkdir()
-  (folder / 'empty.jsonl').write_text('{"_id": "a", "text": ""}\n')
   (folder / 'broken.jsonl').write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "text": 3}\n')
   before = {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')}
   words = arguments.split()

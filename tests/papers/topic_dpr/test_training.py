@@ -99,17 +99,6 @@ def test_words_before_a_text_by_hand_are_those_of_the_training(tmp_path, command
   np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-def test_topics_at_random_are_not_exported(tmp_path, command):
-  flags = (f'--config={CONFIGS}/topic_dpr.py:local', f'--workdir={tmp_path}/run')
-  flags += ('--config.topics.random_topics=True', '--config.data.dev_split=')
-  status, err = command(train, *flags, '--config.steps=1')
-  assert status == 0, err
-  status, err = command(
-    export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
-  )
-  assert status == 2 and named_in(err, 'config.topics.random_topics')
-
-
 def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
   out = exporting.export(run, tmp_path / 'prompt.npz', force=True)
   prompt = load_prompt(out)
@@ -172,11 +161,6 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   status, err = command(encode, *of_corpus)
   assert status == 2 and named_in(err, 'topics', '2'), err
   assert not (tmp_path / 'other').exists()
-  corpus.write_text('1\ta text\n')
-  status, err = command(encode, *oracle[:-1], f'--documents={corpus}', f'--out={tmp_path}/other')
-  assert status == 2 and named_in(err, corpus, '--topic', '0'), err
-  status, err = command(encode, *oracle)
-  assert status == 2 and named_in(err, '--documents'), err
 
 
 def test_a_file_of_topics_goes_with_the_run(run, tmp_path, command):

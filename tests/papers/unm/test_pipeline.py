@@ -124,7 +124,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
       "--config.retriever.trainable=('prompt/.*','head/.*')",
     ]
   )
-  assert stages.differences(config.retriever_recipe, config.retriever, pipeline._OURS) == [
+  assert pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS) == [
     '--config.negatives=1',
     '--config.optim.learning_rate=0.5',
     "--config.trainable=('prompt/.*', 'head/.*')",
@@ -132,7 +132,7 @@ def test_differences_are_the_flags_that_differ_from_the_recipe():
   parsed = configs.parse(
     [
       f'--config={config.retriever_recipe}',
-      *stages.differences(config.retriever_recipe, config.retriever, pipeline._OURS),
+      *pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS),
     ]
   )
   assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
@@ -147,7 +147,7 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   for part, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     path, experiment = config[f'{part}_recipe'], config[part]
     parsed = configs.parse(
-      [f'--config={path}', *stages.differences(path, experiment, pipeline._OURS)]
+      [f'--config={path}', *pipeline.differences(path, experiment, pipeline._OURS)]
     )
     ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
     assert parsed.method == method and parsed.negatives >= 1
@@ -157,26 +157,11 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
 
 
 @pytest.mark.parametrize(
-  ('argument', 'words'),
-  [
-    ('beir,foo', 'configs/unm.py:beir,foo'),
-  ],
-)
-def test_an_unknown_recipe(argument, words):
-  with refused(words):
-    configs.parse([f'--config={ROOT}/configs/unm.py:{argument}'])
-
-
-@pytest.mark.parametrize(
   ('flags', 'words'),
   [
     (['--config.data.dir=none'], 'none'),
-    (['--config.rounds=0'], 'config.rounds'),
-    (['--config.mix.random=0.5'], 'config.mix'),
     (['--config.reranker.method=dpr'], 'config.reranker.method'),
     (["--config.runs=('dpt=none.trec',)"], 'config.runs'),
-    (['--config.threshold=1.5'], ('config.threshold', '1.5')),
-    (["--config.measures=('nDGC@10',)"], 'nDGC@10'),
     (['--config.retriever.optim.clip=-1.0'], 'config.retriever.optim.clip'),
   ],
 )
@@ -192,7 +177,7 @@ def test_a_path_without_a_reranker_is_refused_at_once(tmp_path, make_cross_encod
     ('runs/none', 'runs/none'),
     (tmp_path, 'config.json'),
   ):
-    with refused('config.reranker_path', words):
+    with refused(words):
       pipeline.Pipeline(
         configs.parse([LOCAL, f'--config.reranker_path={path}']),
         pipeline.epath.Path(tmp_path / 'work'),
@@ -247,15 +232,7 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
     assert err.count('dprjax: error: interrupted') == err.count('dprjax: error') == 1
 
 
-@pytest.mark.parametrize('option', ['retriever.seed=1', 'reranker.data.mined_negatives=x'])
-def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, option):
-  name = option.partition('=')[0]
-  status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', f'--config.{option}')
-  assert status == 2 and named_in(err.splitlines()[-1], f'config.{name}')
+def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path):
+  status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', '--config.retriever.seed=1')
+  assert status == 2 and named_in(err.splitlines()[-1], 'config.retriever.seed')
   assert not (tmp_path / 'work').exists()
-
-
-def test_bad_command_lines(command, tmp_path, error_line):
-  with pytest.raises(SystemExit):
-    pipeline.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}'])
-  assert named_in(error_line(), 'dprjax.pipeline', 'configs/unm.py')

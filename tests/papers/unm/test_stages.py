@@ -44,14 +44,11 @@ def test_a_stage_runs_once_and_again_when_its_input_changes(tmp_path, scored, ca
 
   (out.parent / 'left').write_text('from before')
   run.write_text('q2 Q0 d2 1 2.0 x\nq2 Q0 d1 2 1.0 x\n')
-  again = stages(tmp_path)
-  again.run('Measure', command, out, [run], out.parent)
-  assert again.seconds.keys() == {'Measure'}
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
   assert json.loads(out.read_text())['mean'] == {'RR@10': 1.0}
   assert not (out.parent / 'left').exists()
-  again = stages(tmp_path)
-  again.run('Measure', [*command, 'nDCG@10'], out, [run])
-  assert again.seconds.keys() == {'Measure'}  # the command line is part of the input
+  stages(tmp_path).run('Measure', [*command, 'nDCG@10'], out, [run])
+  assert 'nDCG@10' in json.loads(out.read_text())['mean']  # the command line is part of the input
 
 
 @pytest.mark.slow
@@ -96,19 +93,6 @@ def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
   assert not outputs.held()
 
 
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
-    ('{"a": 5}', 'stages.json'),
-    ('{', 'not JSON'),
-  ],
-)
-def test_a_damaged_record(tmp_path, text, words):
-  (tmp_path / 'stages.json').write_text(text)
-  with refused(words):
-    stages(tmp_path)
-
-
 def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypatch, tmp_path):
   class Child(running._Child):
     def __init__(self, *args, **options):
@@ -131,7 +115,7 @@ def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypat
 
 
 @pytest.mark.slow
-def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored):
+def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored, capfd):
   command, run, out = scored
   other = out.with_name('other.json')
   ran = []
@@ -139,7 +123,7 @@ def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored):
     again = stages(tmp_path)
     for _ in range(2):  # in one process, the second call does nothing
       again.run('Measure', [*command, f'--out={made}'], made, [run])
-    ran.append(again.seconds.keys() == {'Measure'})
+    ran.append(capfd.readouterr().out.count('$ python') == 1)
   assert ran == [True, True, False, False]
   # A stage that runs every time leaves no record.
   stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])
