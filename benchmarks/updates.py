@@ -41,7 +41,6 @@ def options(
   recipe = {'DPT': 'dptdr.py:beir,both', 'LoRA': 'dptdr.py:beir,both,lora', 'FT': 'ft.py'}[method]
   settings = {
     'backbone.dtype': dtype,
-    'backbone.frozen_dtype': dtype,
     'backbone.dropout': 0.0,
     'prompt.dropout': 0.0,
     'ema': 0.0,

@@ -44,7 +44,7 @@ def get_config(arg: str = 'topic'):
   c.negatives = 0
   c.batch_size = 32
   c.epochs = 1.0
-  c.data.format, c.data.categories, c.data.hold_out = 'auto', True, 0.1
+  c.data.format, c.data.hold_out = 'auto', 0.1
   c.data.query_max_length, c.data.passage_max_length = 16, 48
   c.data.query_prefix = c.data.passage_prefix = ''
   # Retrieval of passages that share a category with the title.

@@ -17,6 +17,7 @@ from typing import Any
 
 from dprjax.base import cli, flags, outputs
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.retrieval import bm25_index
 from dprjax.text import trec
@@ -67,9 +68,10 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       f'{args.qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {args.queries}',
       unknown,
       known=texts,
-      strict=len(unknown) == len(judged),
     )
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
+    if not texts:
+      raise InputError(f'{args.qrels}: it judges no query of {args.queries}')
   settings: dict[str, Any] = {'k1': args.k1, 'b': args.b, 'language': args.language}
   corpus_sha256 = corpus.sha256()
   started = time.perf_counter()

@@ -64,9 +64,6 @@ class Flags:
     'file for the metrics, which are also printed', None, metavar='metrics.json'
   )
   drop_same_id: bool = flags.drop_same_id('is left out')
-  strict: bool = flags.switch(
-    'fail if the run lacks a judged query or --corpus a judged document, instead of counting'
-  )
   answers: tuple[tuple[str, str], ...] = flag(
     'answers to questions: DPR json or csv, or jsonl with id and answers',
     (),
@@ -146,7 +143,6 @@ def _evaluate(args: Flags, given: Mapping[str, str | None]) -> dict[str, Any]:
     questions=questions,
     corpus=corpus,
     drop_same_id=args.drop_same_id,
-    strict=args.strict,
     queries=given['queries'],
     known=_seen(args) if given['queries'] else None,
     labels=(run, str(qrels)),

@@ -22,9 +22,6 @@ An engine searches passages that dprjax.index stored:
     python -m dprjax.search --uri=milvus:index.db --queries=embeddings/test --out=run.trec
     python -m dprjax.search --uri=milvus:index.db --retriever=mine --queries=queries.jsonl \\
         --out=run.trec
-    python -m dprjax.search --uri=milvus:index.db --like=ids.txt --out=neighbours.trec
-
-The third command finds neighbours of stored passages, without the passage itself.
 
 A retriever with BM25 fuses both rankings, also in an engine. dprjax.fuse fuses other runs.
 
@@ -45,7 +42,6 @@ from dprjax.base.flags import flag
 from dprjax.encoding import embeddings
 from dprjax.retrieval import scann, searching
 from dprjax.text import trec
-from dprjax.text.fields import read_ids
 from dprjax.text.texts import read_several
 
 
@@ -99,15 +95,7 @@ class Flags:
   queries: tuple[str, ...] = flag(
     'embeddings of the queries; with several for the same queries, the best score of a passage '
     'counts',
-    (),
     metavar='DIR',
-    either='queries',
-  )
-  like: str | None = flag(
-    'with --uri: ids of stored passages as queries, one a line',
-    None,
-    metavar='IDS',
-    either='queries',
   )
   out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
   index: str = flag('', 'scann', choices=('scann', 'exact'))
@@ -117,7 +105,6 @@ class Flags:
     'keep the ScaNN index here while the embeddings are the same', None, metavar='DIR'
   )
   recall: float = flag('target fraction of the exact best k found by ScaNN', 0.95, most=1)
-  recall_queries: int = flag('queries for measuring recall; 0 for none', 200, least=0, most=10**6)
   dimensions: int | None = flag(
     'compare only this many leading numbers of vectors (default: all)', None, most=2**20
   )
@@ -141,13 +128,13 @@ def _command(args: Flags) -> None:
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
   if args.retriever is not None:
     others = flags.given(
-      *(args, 'corpus', 'index', 'index_dir', 'recall', 'recall_queries', 'dimensions', 'rescore'),
-      *('rescore_factor', 'like'),
+      *(args, 'corpus', 'index', 'index_dir', 'recall', 'dimensions', 'rescore'),
+      'rescore_factor',
     )
     if others:
       raise InputError(f'--{others[0]} does not go with --retriever')
   args = dataclasses.replace(args, corpus=_folders(args.corpus))
-  inputs = flags.paths(args, 'retriever', 'corpus', 'queries', 'like', 'rescore')
+  inputs = flags.paths(args, 'retriever', 'corpus', 'queries', 'rescore')
   if args.engine.uri is not None:
     from dprjax import engines
 
@@ -220,15 +207,11 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   from dprjax.engines import searching as in_engine
 
   flags.refuse(args, ('corpus', 'rescore', 'index_dir'), 'index=scann or exact, without --uri')
-  if args.like and args.dimensions:
-    raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
   how: dict[str, Any] = {
     'where': args.engine.where,
     'settings': args.engine.search_param,
     'drop_same_id': args.drop_same_id,
   }
-  if args.like:
-    return in_engine.search(uri, args.engine.collection, read_ids(args.like), args.k, **how)
   if args.retriever is not None:
     with cli.loading():
       from dprjax.encoding import folders
@@ -239,7 +222,7 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     space = folders.describe(encoder, 'query', 'float32', '').space()
     return in_engine.search(
       *(uri, args.engine.collection, [*texts], args.k),
-      queries=in_engine.Queries(vectors, space, [*texts.values()]),
+      in_engine.Queries(vectors, space, [*texts.values()]),
       weights=parts.fusion,
       **how,
     )
@@ -249,7 +232,7 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   queries.check_side('query', '--queries')
   run, report = in_engine.search(
     *(uri, args.engine.collection, queries.ids, args.k),
-    queries=in_engine.Queries(queries.vectors(), queries.meta.space()),
+    in_engine.Queries(queries.vectors(), queries.meta.space()),
     **how,
   )
   return run, report | {'queries_manifest_sha256': queries.sha256}
@@ -258,7 +241,6 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
 def _search_embeddings(
   args: Flags, process: int, processes: int
 ) -> tuple[trec.Run, dict[str, Any]]:
-  flags.refuse(args, ('like',), 'uri=ENGINE:PLACE')
   flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
   if not args.corpus:
     raise InputError(f'--index={args.index} needs --corpus')
@@ -280,7 +262,6 @@ def _search_embeddings(
     dimensions=args.dimensions,
     index_dir=args.index_dir,
     recall=args.recall,
-    recall_queries=args.recall_queries,
     rescore=rescore,
     rescore_factor=args.rescore_factor,
   )

@@ -160,8 +160,6 @@ BAD = [
   (f'{JUDGED} --retriever=r --backbone=b', ('--backbone', '--retriever')),
   ('--run=run.trec', 'run.trec'),
   (f'{JUDGED} --measure=DCG@7', 'DCG@7'),
-  (f'{JUDGED} --strict', 'q3'),
-  ('--run=strict.trec --qrels=qrels.tsv --corpus=corpus.jsonl --strict', 'corpus.jsonl'),
   ('--run=run.trec --answers=answers.jsonl', ('--answers', '--corpus')),
   ('--run=a=run.trec --run=run.trec --qrels=qrels.tsv', '--run=NAME=FILE'),
   (
@@ -176,7 +174,6 @@ BAD = [
 @pytest.mark.parametrize('arguments, message', BAD)
 def test_bad_input(folder, error_line, arguments, message):
   (folder / 'empty').touch()
-  (folder / 'strict.trec').write_text(RUN + 'q3 Q0 z 1 1.0 x\n')
   before = sorted(folder.rglob('*'))
   with pytest.raises(SystemExit) as ended:
     evaluate.main(['--out=metrics.json', *arguments.split()])

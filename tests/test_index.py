@@ -128,9 +128,6 @@ def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
   assert list(documents().values()) == expected(*short, IDS, 10)
   status, said = search_in('int8', '--queries=queries', '--rescore=corpus')
   assert status == 2 and '--rescore' in said
-  (folder / 'ids.txt').write_text('d3\n')
-  status, said = search_in('int8', '--like=ids.txt', '--dimensions=4')
-  assert status == 2 and '--dimensions cuts --queries' in said
 
 
 def test_fill_search_change(folder, command, write_embeddings):
@@ -165,13 +162,6 @@ def test_fill_search_change(folder, command, write_embeddings):
   assert (
     [len(ranking) for ranking in found] == [49] * 4 and 'q3' not in found[3] and 'q3' in found[0]
   )
-
-  pathlib.Path('ids.txt').write_text('d7\n\nd1\n')
-  assert searched('--like=ids.txt', '--k=5') == [
-    ranking[1:] if ranking[0] == own else [one for one in ranking if one != own][:5]
-    for own, ranking in zip(('d7', 'd1'), expected(PASSAGES[[7, 1]], PASSAGES, IDS, 6), strict=True)
-  ]
-  assert list(documents()) == ['d7', 'd1']
 
   write_embeddings('changed', ['d1', 'new'], -PASSAGES[:2])
   pathlib.Path('gone.txt').write_text('d0\nd2\nnever\n')
@@ -210,8 +200,6 @@ def test_fill_search_change(folder, command, write_embeddings):
     (search, ['--queries=strange'], 'prompt_sha256'),
     (search, ['--queries=queries', '--corpus=corpus'], '--corpus'),
     (search, ['--queries=queries', '--search_param=nprobe'], '--search_param'),
-    (search, ['--like=ids.txt'], 'nobody'),
-    (search, ['--like=ids.txt', '--queries=queries'], '--like'),
     (search, ['--queries=queries', '--where=year'], '--where'),
   ],
 )
@@ -222,16 +210,11 @@ def test_bad_input(filled, monkeypatch, command, module, flags, named):
   assert not list(filled.glob('run*')) and not (filled / 'typo.db').exists()
 
 
-def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command):
+def test_ids_are_given_once(filled, tmp_path, monkeypatch, command):
   monkeypatch.chdir(filled)
   (tmp_path / 'ids.txt').write_bytes(b'd1\nd2\nd1\n')
-  for module, *flags in (
-    (index, f'--delete={tmp_path}/ids.txt'),
-    (search, f'--like={tmp_path}/ids.txt', '--out=run.trec'),
-  ):
-    result = command(module, '--uri=milvus:index.db', *flags)
-    command_refused(result, 'd1', 'line 1', 'line 3')
-  assert not list(filled.glob('run*'))
+  result = command(index, '--uri=milvus:index.db', f'--delete={tmp_path}/ids.txt')
+  command_refused(result, 'd1', 'line 1', 'line 3')
 
 
 @pytest.mark.parametrize(
@@ -275,7 +258,6 @@ def test_what_is_no_index_is_not_opened(folder, command, name):
     (index, '--drop'),
     (index, '--delete=ids.txt'),
     (search, '--queries=queries', '--out=run.trec'),
-    (search, '--like=ids.txt', f'--out={name}/run.trec'),
   ):
     status, err = command(module, f'--uri=milvus:{name}', *flags)
     assert status == 2 and err.count('\n') == 1 and 'Traceback' not in err

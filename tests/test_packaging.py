@@ -27,9 +27,14 @@ CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 INDIRECT = {
   'array-record': 'tensorflow-datasets, for file_format="array_record"',
   'grain': 'tensorflow-datasets, for as_data_source',
-  'tensorboardx': 'config.log.to, which imports it by name',
   'sentencepiece': 'transformers, for a tokenizer without tokenizer.json',
   'pystemmer': 'bm25s',
+}
+
+# Imported, and part of the interface of a package that is required.
+INTERFACES = {
+  'absl-py': 'ml-collections: config_flags reads the flags of absl',
+  'etils': 'orbax-checkpoint: its paths are those of epath',
 }
 
 
@@ -50,6 +55,7 @@ EXTRAS = {
 OPTIONAL = [
   requirement
   for extra in (
+    'figures',
     'papers',
     'milvus',
     'qdrant',
@@ -117,7 +123,9 @@ def test_every_import_is_declared():
   declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *OPTIONAL)}
   assert (
     sorted(
-      distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs')) - declared
+      distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs'))
+      - declared
+      - INTERFACES.keys()
     )
     == []
   )

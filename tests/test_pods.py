@@ -50,7 +50,6 @@ STEADY = [
   '--config.optim.decay=none',
   '--config.checkpoint.every=1',
   '--config.log_every=1',
-  '--config.data.threads=1',
 ]
 
 

@@ -234,7 +234,6 @@ def test_the_round_trip(folder, command, server):
     ('--out=made', '--corpus'),
     ('--corpus=corpus.jsonl --out=made --endpoint=127.0.0.1 --model=m', '--endpoint'),
     ('--corpus=corpus.jsonl --out=made --model=m', '--endpoint'),
-    (f'{ASKED} --min_words=9 --max_words=8', '--min_words'),
     (f'{ASKED} --template=corpus.jsonl', '--template'),
     (f'{ASKED} --corpus=missing.jsonl', 'missing.jsonl'),
     (f'{ASKED} --out=corpus.jsonl', '--out'),

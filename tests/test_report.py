@@ -38,7 +38,7 @@ def test_tables_and_figure(tmp_path, capsys):
       '',
     ]
   )
-  assert '+ prompt   0.3030*   0.5000               73,728' in capsys.readouterr().out
+  assert '+ prompt  0.3030*  0.5000              73,728' in capsys.readouterr().out
   assert (tmp_path / 'r.png').read_bytes().startswith(b'\x89PNG')
   # Neither a formula nor letters that the font lacks stop it.
   report.main([f'--metrics=猫={tmp_path}/a.json', f'--figure={tmp_path}/r.png'])

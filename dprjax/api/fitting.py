@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import html
+import importlib.util
 import json
 import os
 import sys
@@ -337,7 +338,7 @@ class Report:
     return ''.join(parts)
 
   def _curve(self) -> bytes:
-    """A figure of the dev scores, as PNG; empty if there are none."""
+    """A figure of the dev scores, as PNG; empty without scores or matplotlib."""
     gain = self._fitted.gain
     series: dict[str, list[tuple[int, float]]] = {}
     for row in _rows(self._fitted.curves):
@@ -345,6 +346,8 @@ class Report:
       if value is not None and value == value:
         series.setdefault(row['training'], []).append((row['step'], value))
     if gain is None or not series:
+      return b''
+    if importlib.util.find_spec('matplotlib') is None:
       return b''
     with tempfile.TemporaryDirectory() as folder:
       path = epath.Path(folder) / 'curve.png'

@@ -28,7 +28,6 @@ def evaluate(
   measures: Sequence[str] = _measures.DEFAULT_MEASURES,
   *,
   per_query: bool = False,
-  strict: bool = False,
   drop_same_id: bool = False,
 ) -> 'pandas.DataFrame | tables.Records':
   """Evaluates a run against judgements, as `dprjax evaluate` does.
@@ -45,7 +44,6 @@ def evaluate(
       id, or several, for each of its queries.
     measures: names of ir_measures.
     per_query: whether to return the values of single queries.
-    strict: fail if the run lacks a judged query, instead of counting it.
     drop_same_id: leave out the passage with the id of its query.
 
   Returns:
@@ -55,8 +53,7 @@ def evaluate(
       and a column for each measure.
 
   Raises:
-    InputError: a run or judgements in another form, an unknown measure, or a problem that
-      ``strict`` forbids.
+    InputError: a run or judgements in another form, or an unknown measure.
   """
   runs = _systems(run)
   judged = inputs.judgements(relevant, _asked(relevant, runs))
@@ -68,7 +65,6 @@ def evaluate(
       inputs.read_run(one, f'run {name}'),
       judged,
       list(measures),
-      strict=strict,
       drop_same_id=drop_same_id,
       labels=(str(one) if path else f'run {name}', labels),
     )

@@ -35,25 +35,10 @@ Flags = TypeVar('Flags')
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   """Prints a table; all columns except the first are right-aligned."""
-  import rich.box  # slow to import
-  import rich.console
-  import rich.table
-  import rich.text
-
-  class Console(rich.console.Console):
-    def on_broken_pipe(self) -> None:
-      raise  # noqa: PLE0704 (rich itself would exit)
-
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-  for number, column in enumerate(columns):
-    table.add_column(rich.text.Text(column), justify='right' if number else 'left', no_wrap=True)
-  for row in rows:
-    table.add_row(*(rich.text.Text(cell) for cell in row))
-  # In a pipe, rich would cut the table at 80 columns.
-  console = Console(file=sys.stdout, highlight=False)
-  if not console.is_terminal:
-    console.width = 500
-  console.print(table)
+  widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+  for cells in (columns, ['─' * width for width in widths], *rows):
+    first, *others = zip(cells, widths, strict=True)
+    print('  '.join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]))
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -12,36 +12,30 @@ import platform
 
 from dprjax.base import files
 
-AUTO = 'auto'
 _BYTES = 4 << 30  # at most; the least recently used programs go first
 _SECONDS = 0.3  # faster compilations are not worth a file
 
 
-def keep(folder: str = AUTO) -> None:
+def keep() -> None:
   """Keeps programs compiled from now on.
 
-  Args:
-    folder: the cache, perhaps on a bucket. '': none. 'auto': the folder in
-      ``JAX_COMPILATION_CACHE_DIR`` (none if that is empty), or else one below the user cache
-      directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
+  They lie in ``JAX_COMPILATION_CACHE_DIR`` (nowhere if that is empty), or else below the user cache
+  directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
   """
   import jax  # not at the top: commands import this module before they read their arguments
 
-  if folder == AUTO:
-    if (variable := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
-      # For JAX, '' is the working directory.
-      jax.config.update('jax_compilation_cache_dir', variable or None)
-      return
-    local = files.user_cache() / f'compiled-{machine()}'
-    try:
-      local.mkdir(parents=True, exist_ok=True)
-    except OSError:
-      return
-    folder = str(local)
-  jax.config.update('jax_compilation_cache_dir', folder or None)
+  if (variable := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
+    # For JAX, '' is the working directory.
+    jax.config.update('jax_compilation_cache_dir', variable or None)
+    return
+  folder = files.user_cache() / f'compiled-{machine()}'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError:
+    return
+  jax.config.update('jax_compilation_cache_dir', str(folder))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', _SECONDS)
-  # Eviction needs file locks, which buckets lack.
-  jax.config.update('jax_compilation_cache_max_size', -1 if '://' in folder else _BYTES)
+  jax.config.update('jax_compilation_cache_max_size', _BYTES)
 
 
 def machine() -> str:

@@ -31,6 +31,7 @@ _HINTS = {
 _EXTRAS = {  # which extra of setup.py has a module
   'datasets': 'hub-data',
   'markdown_it': 'documents',
+  'matplotlib': 'figures',
   'mteb': 'mteb',
   'opensearchpy': 'opensearch',
   'pgvector': 'pgvector',
@@ -42,6 +43,8 @@ _EXTRAS = {  # which extra of setup.py has a module
   'tomotopy': 'papers',
   'trafilatura': 'documents',
 }
+# What these libraries raise is about a file, a value or a disk.
+_LIBRARIES = ('_duckdb', 'msgspec', 'pyarrow', 'pydantic_core', 'safetensors')
 _SECRETS = (
   # user:SECRET@host. A secret may hold '@' and '/', but does not begin with a port and a slash.
   (re.compile(r'(?<=://)([^/\s:@]*):(?!\d+/)\S+@'), r'\1:***@'),
@@ -87,7 +90,9 @@ def explain(error: BaseException) -> tuple[int, str]:
     return 2, f'not enough memory{detail and f" ({detail})"}; a smaller batch or model needs less'
   if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or '')):
     return 2, f"{error.name} is not installed: pip install 'dprjax[{extra}]'"
-  if isinstance(error, UnicodeError):  # half of a surrogate pair in a text, say
+  library = type(error).__module__.partition('.')[0]
+  # A UnicodeError: half of a surrogate pair in a text, say.
+  if isinstance(error, UnicodeError) or library in _LIBRARIES:
     return 2, str(error)
   # From epath, for s3:// and gs:// without their packages, and unknown kinds of paths.
   if isinstance(error, ImportError) and re.match('(Please i|I)nstall ', str(error)):

@@ -44,6 +44,7 @@ class _Flag:
   read: Callable[[str], Any] | None = None
   least: int = 1
   most: float = 10**18
+  unit: float = 1
   split: str = ''
   switch: bool = False
   either: str | None = None
@@ -60,6 +61,7 @@ def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
     read: turns a word into the value, or into an item of a tuple; may raise
       ``argparse.ArgumentTypeError``.
     least, most: bounds of a number.
+    unit: what a whole number on the command line counts, such as 2**20 for megabytes of bytes.
     split: separates values of one flag: ',' within a word, or ' ' between words.
     either: a group name shared by several flags; exactly one of them must be given.
     env: the environment variable with the default.
@@ -423,8 +425,10 @@ def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:
   if isinstance(kind, types.UnionType):
     kind = next(one for one in typing.get_args(kind) if one is not type(None))
   if field.default not in (REQUIRED, None, '', ()):
-    help = f'{help} (default: {_shown(field.default, how.split)})'.lstrip()
-  words: dict[str, Any] = {'help': help, 'metavar': how.metavar}
+    default = field.default if how.unit == 1 else round(field.default / how.unit)
+    help = f'{help} (default: {_shown(default, how.split)})'.lstrip()
+  upper = how.name.upper() if how.name and not how.choices else None
+  words: dict[str, Any] = {'help': help, 'metavar': how.metavar or upper}
   if how.env and os.environ.get(how.env):  # an empty variable counts as unset
     words['default'] = os.environ[how.env]
   elif field.default is REQUIRED and field.default_factory is REQUIRED and not how.either:
@@ -446,11 +450,17 @@ def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:
     words['metavar'] = 'true|false'
   reads: dict[Any, Any] = {bool: boolean, int: whole(how.least, how.most), float: number(how.most)}
   read: Callable[[str], Any] = how.read or reads.get(item, str)
+  if how.unit != 1:
+    read = _counted(whole(how.least, how.most), how.unit)
   return words | {'type': _commas(read) if how.split == ',' else read}
 
 
 def _commas(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
   return lambda text: tuple(read(part.strip()) for part in text.split(',') if part.strip())
+
+
+def _counted(read: Callable[[str], int], unit: float) -> Callable[[str], float]:
+  return lambda text: read(text) * unit
 
 
 def _shown(default: Any, split: str) -> str:

@@ -103,12 +103,11 @@ def number_lines(
 
 def sound_line(line: str, name: str, number: int) -> str:
   """The line without its newline."""
-  if len(line) >= MAX_ENTRY:
+  if len(line) >= MAX_ENTRY or '\0' in line:
     raise InputError(
-      f'{name}, line {number}: longer than {MAX_ENTRY:,} characters; is this a text file?'
+      f'{name}, line {number}: a null byte, or more than {MAX_ENTRY:,} characters; is this a text '
+      'file?'
     )
-  if '\0' in line:
-    raise InputError(f'{name}, line {number}: a null byte; the file is damaged')
   return line.rstrip('\r\n')
 
 
@@ -120,13 +119,12 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
   """
   try:
     yield
-  except UnicodeDecodeError as error:
-    raise InputError(f'{name}{place()}: not UTF-8 text ({error.reason})') from error
-  except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+  except (UnicodeDecodeError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
     # Errors of bzip2, gzip and zstd have no number.
     if isinstance(error, OSError) and error.errno is not None:
       raise
-    raise InputError(f'{name}: damaged compressed file ({error}); fetch it again') from error
+    where = place() if isinstance(error, UnicodeDecodeError) else ''
+    raise InputError(f'{name}{where}: not UTF-8, or badly compressed ({error})') from error
 
 
 def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]]:

@@ -73,11 +73,6 @@ def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
         f'{", ".join(tops)}, for instance {names[0]!r}'
       )
     matched |= found
-  if not matched:
-    raise InputError(
-      'config.trainable: nothing is trainable; name at least one parameter, for instance '
-      '"prompt/.*"'
-    )
   return matched
 
 

@@ -5,11 +5,13 @@ two values, at the mean distance below and above the mean. Queries stay floats a
 against the decoded values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Shaped
+
+from dprjax.base.errors import InputError
 
 LEVELS = {'int8': 256, 'binary': 2}
 
@@ -26,6 +28,16 @@ class Code(NamedTuple):
 
   dtype: str
   ranges: Ranges
+
+
+def check_finite(values: Float[np.ndarray, ' *s'], name: Callable[[int], str]) -> None:
+  """Raises InputError for NaN or infinity, with the ``name`` of its row."""
+  bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+  if bad.size:
+    raise InputError(
+      f'{name(int(bad[0]))} is not finite ({bad.size} of {len(values)} rows): a damaged model, or '
+      'a dtype that overflows'
+    )
 
 
 def stored(dtype: str) -> np.dtype:

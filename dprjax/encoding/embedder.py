@@ -146,10 +146,12 @@ def rows_within(seconds: float, row_seconds: float, most: int) -> int:
   return rows
 
 
-def check_size(name: str, value: Any, least: int = 1) -> None:
-  """Raises InputError unless a size is a whole number from ``least``."""
-  if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-    raise InputError(f'{name}: expected a whole number from {least}, not {value!r:.60}')
+def check_size(name: str, value: Any, most: float = math.inf, of: str = '') -> None:
+  """Raises InputError unless a size is a whole number from 1 to ``most``, that ``of`` a model."""
+  whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+  if not whole or not 1 <= value <= most:
+    limit = f' to {most}{of and f", of {of}"}' if most < math.inf else ''
+    raise InputError(f'{name}: expected a whole number from 1{limit}, not {value!r:.60}')
 
 
 def padded_lengths(max_length: int) -> list[int]:

@@ -196,8 +196,7 @@ class EmbeddingsWriter:
 
   def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
     """Measures the ranges of codes on a sample, before any vector is written."""
-    if not np.isfinite(sample).all():
-      raise InputError(f'{self.folder}: the embedding of a text is not finite: check the backbone')
+    codes.check_finite(sample, lambda _: f'{self.folder}: the embedding of a text')
     ranges = codes.calibrate(sample, self.meta.dtype)
     self._manifest = dataclasses.replace(self._manifest, ranges=ranges)
     self._manifest.write(self.folder / self._progress)
@@ -225,11 +224,7 @@ class EmbeddingsWriter:
     dtype = self.meta.dtype if ranges is None else 'float32'
     with np.errstate(over='ignore'):  # a value too large for float16 becomes infinite
       vectors = np.ascontiguousarray(vectors, dtype=dtype)
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if bad.size:
-      raise InputError(
-        f'the embedding of {ids[bad[0]]!r} is not finite as {dtype} ({bad.size} of {count} rows)'
-      )
+    codes.check_finite(vectors, lambda row: f'the embedding of {ids[row]!r} as {dtype}')
     if ranges is not None:
       vectors = codes.encode(vectors, codes.Code(self.meta.dtype, ranges))
     names = shard_names(shard.number, len(self._shards))
@@ -457,14 +452,11 @@ def load_embeddings(
     )
   manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
-  if manifest.checksums.keys() != set(range(all_shards)):
-    raise InputError(
-      f'{path} lists {len(manifest.checksums):,} of {all_shards:,} shards: encode again'
-    )
   code = None if manifest.ranges is None else codes.Code(meta.dtype, manifest.ranges)
   dtype, columns = codes.stored(meta.dtype), codes.width(meta.dimension, meta.dtype)
   shards, id_files, digest = [], [], hashlib.sha256()
-  for shard in manifest.shards():
+  where, whole = path, manifest.checksums.keys() == set(range(all_shards))
+  for shard in manifest.shards() if whole else ():
     names = shard_names(shard.number, all_shards)
     vectors_file, ids_file = (root / names[what] for what in FILES)
     for file, expected in zip(
@@ -478,14 +470,12 @@ def load_embeddings(
     shape = (shard.stop - shard.start, columns)
     found, stored, offset = _open_npy(vectors_file)
     if found != shape or stored != dtype or len(ids) != shape[0]:
-      raise InputError(
-        f'{vectors_file}: {stored} {found} with {len(ids)} ids, but {MANIFEST} says '
-        f'{dtype} {shape}: encode again'
-      )
+      where, whole = vectors_file, False
+      break
     shards.append(ShardRows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)
-  if digest.hexdigest() != manifest.ids_sha256:
-    raise InputError(f'{root}: the ids differ from {MANIFEST}: encode again')
+  if not whole or digest.hexdigest() != manifest.ids_sha256:
+    raise InputError(f'{where}: the files have other shards, shapes or ids than it: encode again')
   return Embeddings(shards, meta, sha256_file(path), id_files)
 
 
@@ -494,9 +484,14 @@ def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
   first, *others = several
   if not others:
     return first
-  code = first.shards[0].code
   for one in others:
-    theirs, ours = (dataclasses.asdict(each.meta) for each in (one, first))
+    theirs, ours = (
+      {
+        **dataclasses.asdict(each.meta),
+        'ranges of codes': hashlib.sha256(repr(each.shards[0].code).encode()).hexdigest(),
+      }
+      for each in (one, first)
+    )
     different = [
       f'{name} {shown(ours[name])} and {shown(theirs[name])}'
       for name in ours
@@ -504,16 +499,9 @@ def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
     ]
     if different:
       raise InputError(
-        f'{flag}: {first.folder} and {one.folder} are not parts of the same corpus: '
-        f'{"; ".join(different)}; encode all parts with the same settings'
-      )
-    other = one.shards[0].code
-    if code is not None and not (
-      other is not None and all(map(np.array_equal, code.ranges, other.ranges))
-    ):
-      raise InputError(
-        f'{flag}: the {first.meta.dtype} codes of {first.folder} and {one.folder} have different '
-        'ranges; search each and join the runs with dprjax fuse --shards'
+        f'{flag}: {first.folder} and {one.folder} are not parts of one corpus: '
+        f'{"; ".join(different)}; encode all with the same settings, or search each and join the '
+        'runs with dprjax fuse --shards'
       )
   return Embeddings(
     [shard for one in several for shard in one.shards],

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -99,13 +100,9 @@ class Encoder:
     whole = min(backbone.config.vector_size for backbone in backbones.values())
     (dimension,) = {entry.spec.dimension for entry in self.bank.values()}
     self.dimension = whole if dimension is None else dimension
-    check_size('dimensions', self.dimension)
-    if self.dimension > whole:
-      raise InputError(
-        f'dimensions: {dimension} exceeds the {whole} of vectors of {backbones["query"].path}'
-      )
+    check_size('dimensions', self.dimension, whole, backbones['query'].path)
     self.truncated: collections.Counter[str] = collections.Counter()
-    self._batch_size, self._arithmetic = batch_size, encoder_config.arithmetic(dtype, 'dtype')
+    self._batch_size, self._arithmetic = batch_size, encoder_config.arithmetic(dtype)
     if mesh is None:
       own = {id(backbone): backbone.params for backbone in backbones.values()}
       mesh = local_mesh(local_parts(self._arithmetic, *own.values()))
@@ -184,11 +181,7 @@ class Encoder:
     tokenizer = tokenizing.load_tokenizer(backbones['query'].path)
     if backbones['passage'].path != backbones['query'].path:
       other = tokenizing.load_tokenizer(backbones['passage'].path)
-      if other.sha256 != tokenizer.sha256:
-        raise InputError(
-          f'{folder}: the two encoders need the same tokenizer ({tokenizer.sha256} in query, '
-          f'{other.sha256} in passage)'
-        )
+      _check_same(folder, 'the tokenizer', tokenizer.sha256, other.sha256)
     for one in backbones.values():
       hub.check_vocabulary(one, tokenizer.vocab_size, one.path)
     bank = {}
@@ -414,15 +407,15 @@ def either(
 def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:
   """The spec of two encoders, each with its own length and prefix."""
   for name in ('pooling', 'normalize'):
-    values = [getattr(spec, name) for spec in (query, passage)]
-    if values[0] != values[1]:
-      raise InputError(
-        f'{folder}: {name} differs ({values[0]!r} in query, {values[1]!r} in passage); give '
-        f'--{name}'
-      )
+    _check_same(folder, f'--{name}', getattr(query, name), getattr(passage, name))
   return dataclasses.replace(
     query, passage_max_length=passage.passage_max_length, passage_prefix=passage.passage_prefix
   )
+
+
+def _check_same(folder: epath.Path, what: str, query: Any, passage: Any) -> None:
+  if query != passage:
+    raise InputError(f'{folder}: {what} differs, {query!r} in query and {passage!r} in passage')
 
 
 def config_sha256(config: EncoderConfig) -> str:
@@ -439,18 +432,12 @@ def config_sha256(config: EncoderConfig) -> str:
 def check_length(name: str, entry: BankEntry, side: str, backbone: hub.Backbone) -> None:
   """Raises InputError if the longest texts of a side exceed the backbone positions."""
   prompt, spec = entry
-  room = backbone.config.max_tokens
-  check_size(f'{side}_max_length', spec.max_length(side))
+  room: float = backbone.config.max_tokens
   if _is_template(entry):  # checked with the tokenizer
-    return
-  adapter = None if prompt is None else prompt.adapters(side)[0]
-  if adapter is not None:
+    room = math.inf
+  elif prompt is not None and (adapter := prompt.adapters(side)[0]) is not None:
     room -= int(adapter.shift_positions())
-  if spec.max_length(side) > room:
-    raise InputError(
-      f'{_whose(name)}{side}_max_length {spec.max_length(side)} exceeds the {room} positions of '
-      f'{backbone.path}'
-    )
+  check_size(f'{_whose(name)}{side}_max_length', spec.max_length(side), room, backbone.path)
 
 
 def _whose(name: str) -> str:

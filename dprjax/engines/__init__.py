@@ -8,7 +8,6 @@ Scores are inner products.
     collection = create(engine, 'passages', corpus.meta.space(), rows=len(corpus))
     collection.upsert(ids, vectors)                  # replaces the vectors of these ids
     collection.search(queries, k=10)                 # Found: ids, rows, scores
-    collection.like(['d7'], k=10)                    # neighbours of a stored document
     collection.delete(['d7'])
 """
 

@@ -193,29 +193,18 @@ class Collection:
     missing: list[str] = []
     for part in slices(len(ids), _IDS, progress):
       with self._errors():
-        stored = self.engine.fetch(self.name, ids[part], False)
+        stored = self.engine.fetch(self.name, ids[part])
         if stored:
           self.engine.delete(self.name, sorted(stored))
       missing += [id_ for id_ in ids[part] if id_ not in stored]
     return missing
-
-  def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, 'n H']:
-    """The stored vectors of these documents."""
-    vectors: dict[str, Any] = {}
-    for part in slices(len(ids), min(_IDS, self._batch())):
-      with self._errors():
-        found = self.engine.fetch(self.name, ids[part], True)
-      vectors |= {id_: np.asarray(one.vector, np.float32) for id_, one in found.items()}
-    self._check_present(ids, vectors)
-    return np.stack([vectors[id_] for id_ in ids])
 
   def payloads(self, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Title, text and other fields of these documents."""
     found: dict[str, dict[str, Any]] = {}
     for part in slices(len(ids), _IDS):
       with self._errors():
-        stored = self.engine.fetch(self.name, ids[part], False)
-      found |= {id_: dict(one.payload) for id_, one in stored.items()}
+        found |= self.engine.fetch(self.name, ids[part])
     self._check_present(ids, found)
     return [found[id_] for id_ in ids]
 
@@ -319,29 +308,6 @@ class Collection:
       )
 
     return self._ranked(self._best(ask, len(queries), min(k, self.engine.most), self._batch()))
-
-  def like(
-    self,
-    ids: Sequence[str],
-    k: int,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    where: Sequence[Condition] = (),
-    progress: ProgressFn | None = None,
-  ) -> Found:
-    """The k most similar other documents for each stored one."""
-    found = self.search(self.vectors(ids), k + 1, settings=settings, where=where, progress=progress)
-    place = {id_: number for number, id_ in enumerate(found.ids)}
-    itself = np.array([place.get(id_, -2) for id_ in ids])[:, None]
-    # The stable sort moves the document itself to the end; if it was not found, the last result is
-    # dropped.
-    order = np.argsort(found.rows == itself, axis=1, kind='stable')
-    rows, scores = (
-      np.take_along_axis(array, order, axis=1) for array in (found.rows, found.scores)
-    )
-    rows, scores = np.where(rows == itself, -1, rows), np.where(rows == itself, -np.inf, scores)
-    k = min(k, rows.shape[1])
-    return Found(found.ids, rows[:, :k], scores[:, :k])
 
   def settings(self, k: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Settings of a search: the defaults, overridden by ``given``."""

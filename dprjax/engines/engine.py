@@ -110,13 +110,6 @@ class Hits(NamedTuple):
   scores: Sequence[float]
 
 
-class Stored(NamedTuple):
-  """A stored document."""
-
-  vector: Float[np.ndarray, ' H'] | None
-  payload: Mapping[str, Any]
-
-
 class Engine(Protocol):
   """A connection. `create`, `upsert`, `search`, `count` and `drop` are the core.
 
@@ -177,8 +170,8 @@ class Engine(Protocol):
   def delete(self, name: str, ids: Sequence[str]) -> None:
     """Deletes documents; ids may be missing."""
 
-  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    """Stored documents by id, without missing ones."""
+  def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Payloads by id, without missing documents."""
 
   def settings(self, name: str, k: int) -> dict[str, Any]:
     """Default settings of a search."""

@@ -11,7 +11,7 @@ from etils import epath
 
 from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
+from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
 
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
 # pymilvus pings every ten seconds, which makes milvus-lite end the connection.
@@ -188,15 +188,13 @@ class Milvus:
   def delete(self, name: str, ids: Sequence[str]) -> None:
     self.client.delete(name, filter=_among(ids))
 
-  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    fields = [_ID, _PAYLOAD, *([_VECTOR] if vectors else [])]
+  def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    fields = [_ID, _PAYLOAD]
     found = {}
     for row in self.client.query(name, filter=_among(ids), output_fields=fields):
       payload = row.get(_PAYLOAD) or {}
       # milvus-lite has text.
-      payload = json.loads(payload) if isinstance(payload, str | bytes) else payload
-      vector = np.asarray(row[_VECTOR], np.float32) if vectors else None
-      found[row[_ID]] = Stored(vector, payload)
+      found[row[_ID]] = json.loads(payload) if isinstance(payload, str | bytes) else payload
     return found
 
   def drop(self, name: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, EngineError, Hits, Opened, Record, Rows, Stored
+from dprjax.engines.engine import Address, EngineError, Hits, Opened, Record, Rows
 
 _VECTOR, _WORDS = 'vector', 'words'
 _RECORD, _KIND = 'dprjax', 'dprjax_index'
@@ -146,12 +146,11 @@ class _Server:
   def delete(self, name: str, ids: Sequence[str]) -> None:
     self._bulk(name, ({'delete': {'_id': id_}} for id_ in ids), 'true')
 
-  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    hidden = [_WORDS, *([] if vectors else [_VECTOR])]
+  def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     found = self._ask(
-      'POST', f'/{name}/_mget?_source_excludes={",".join(hidden)}', {'ids': list(ids)}
+      'POST', f'/{name}/_mget?_source_excludes={_WORDS},{_VECTOR}', {'ids': list(ids)}
     )
-    return {one['_id']: _stored(one['_source'], None) for one in found['docs'] if one.get('found')}
+    return {one['_id']: one['_source'] for one in found['docs'] if one.get('found')}
 
   def drop(self, name: str) -> None:
     self._ask('DELETE', f'/{name}')
@@ -271,31 +270,19 @@ class Elasticsearch(_Server):
       near['filter'] = _clauses(where)
     return {'knn': near}
 
-  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    # Since 9.2 the source lacks vectors; a field has them in all versions.
+  def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     self.flush(name)
     body: dict[str, Any] = {
       'query': {'ids': {'values': list(ids)}},
       'size': len(ids),
       '_source': {'excludes': [_WORDS, _VECTOR]},
     }
-    if vectors:
-      body['fields'] = [_VECTOR]
     found = self._ask('POST', f'/{name}/_search', body)
-    return {
-      one['_id']: _stored(one['_source'], one.get('fields', {}).get(_VECTOR))
-      for one in found['hits']['hits']
-    }
+    return {one['_id']: one['_source'] for one in found['hits']['hits']}
 
 
 def _lines(values: Iterable[Any]) -> bytes:
   return b''.join(_json.encode(value) + b'\n' for value in values)
-
-
-def _stored(source: dict[str, Any], vector: Any) -> Stored:
-  payload = dict(source)
-  found = payload.pop(_VECTOR, vector)
-  return Stored(None if found is None else np.asarray(found, np.float32), payload)
 
 
 def _hit(answer: Mapping[str, Any]) -> Hits:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
+from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
 
 _INDEX = 'dprjax.index'  # in the comment, with the record
 _MOST_HNSW, _MOST_HALF = 2_000, 4_000  # dimensions that pgvector indexes
@@ -162,15 +162,11 @@ class Pgvector:
   def delete(self, name: str, ids: Sequence[str]) -> None:
     self.client.execute(self._with('DELETE FROM {} WHERE id = ANY(%s)', name), [list(ids)])
 
-  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
-    columns = 'id, payload, vector' if vectors else 'id, payload, NULL'
+  def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     rows = self.client.execute(
-      self._with(f'SELECT {columns} FROM {{}} WHERE id = ANY(%s)', name), [list(ids)], binary=True
+      self._with('SELECT id, payload FROM {} WHERE id = ANY(%s)', name), [list(ids)]
     )
-    return {
-      id_: Stored(None if vector is None else _numbers(vector), payload or {})
-      for id_, payload, vector in rows
-    }
+    return {id_: payload or {} for id_, payload in rows}
 
   def drop(self, name: str) -> None:
     self.client.execute(self._with('DROP TABLE {}', name))
@@ -234,11 +230,6 @@ class Pgvector:
       table = isinstance(one, str) and not (number and 'COMMENT' in text)
       parts.append(self._sql.Identifier(one) if table else self._sql.Literal(one))
     return self._sql.SQL(text).format(*parts)
-
-
-def _numbers(vector: Any) -> np.ndarray:
-  values = vector.to_numpy() if hasattr(vector, 'to_numpy') else vector
-  return np.asarray(values, np.float32)
 
 
 def _path(where: Sequence[Condition]) -> str:

@@ -17,7 +17,7 @@ from etils import epath
 
 from dprjax.engines import engine
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows, Stored
+from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
 
 _VECTOR, _SPARSE = 'vector', 'bm25'
 _ID = 'id'  # in the payload: points have numbers or UUIDs
@@ -138,14 +138,11 @@ class Qdrant:
   def delete(self, name: str, ids: Sequence[str]) -> None:
     self.client.delete(name, _points(ids), wait=True)
 
-  def fetch(self, name: str, ids: Sequence[str], vectors: bool) -> dict[str, Stored]:
+  def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     found = {}
-    for point in self.client.retrieve(
-      name, _points(ids), with_payload=True, with_vectors=[_VECTOR] if vectors else False
-    ):
+    for point in self.client.retrieve(name, _points(ids), with_payload=True):
       payload = dict(point.payload or {})
-      vector = np.asarray(point.vector[_VECTOR], np.float32) if vectors else None  # type: ignore[index, call-overload]
-      found[payload.pop(_ID)] = Stored(vector, payload)
+      found[payload.pop(_ID)] = payload
     return found
 
   def drop(self, name: str) -> None:

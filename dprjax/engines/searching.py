@@ -36,24 +36,22 @@ def search(
   name: str,
   ids: Sequence[str],
   k: int,
+  queries: Queries,
   *,
-  queries: Queries | None = None,
   where: Sequence[Any] = (),
   settings: Mapping[str, float] = _NONE,
   drop_same_id: bool = False,
   weights: fusion.Fusion | None = None,
 ) -> tuple[trec.Run, dict[str, Any]]:
-  """Searches a collection for queries, or for the neighbours of stored passages.
+  """Searches a collection for queries.
 
   Args:
-    ids: of the queries, or of passages.
-    queries: None for neighbours of the passages ``ids``, without these themselves.
+    ids: of the queries.
     where: conditions on fields, see `conditions.parse`.
     settings: search effort, by the names of the engine.
     weights: a fusion with BM25 of the texts of the queries.
   """
   ids = list(ids)
-  drop_same_id = drop_same_id or queries is None
   progress = Progress('queries', len(ids), 'searching')
   with contextlib.closing(connect(uri)) as engine:
     collection = open_collection(engine, name)
@@ -63,20 +61,16 @@ def search(
       )
     how: dict[str, Any] = {'settings': settings, 'where': where}
     depth = k + drop_same_id
-    if queries is None:
-      found = collection.like(ids, k, progress=progress, **how)
-      doc_ids, rows, scores = found
+    collection.check_space(queries.space, '--queries')
+    if weights is None:
+      doc_ids, rows, scores = collection.search(queries.vectors, depth, progress=progress, **how)
     else:
-      collection.check_space(queries.space, '--queries')
-      if weights is None:
-        doc_ids, rows, scores = collection.search(queries.vectors, depth, progress=progress, **how)
-      else:
-        if collection.bm25 is not None:
-          hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
-        depth = min(weights.depth, engine.most)
-        drop = ids if drop_same_id else ()
-        fused = collection.hybrid(queries.vectors, queries.texts, weights, k, drop=drop, **how)
-        run = trec.run_from_rankings(ids, fused)
+      if collection.bm25 is not None:
+        hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
+      depth = min(weights.depth, engine.most)
+      drop = ids if drop_same_id else ()
+      fused = collection.hybrid(queries.vectors, queries.texts, weights, k, drop=drop, **how)
+      run = trec.run_from_rankings(ids, fused)
     seconds = {'search': progress.seconds}
     count = len(collection)
     if weights is None:

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -65,7 +65,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-  choices: list[_Choice]
+  choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
   usage: _Usage | None = None
 
 
@@ -85,12 +85,11 @@ class _Busy(Exception):
 def check_url(url: str, key: str) -> None:
   """Raises InputError for an address that is invalid, has a password, or would expose the key."""
   parts = urllib.parse.urlsplit(url)
-  if parts.scheme not in ('http', 'https') or not parts.hostname:
-    raise InputError(f'--endpoint={url}: expected an address such as http://127.0.0.1:8000/v1')
-  if parts.username or parts.password or parts.query:
+  secret = parts.username or parts.password or parts.query
+  if parts.scheme not in ('http', 'https') or not parts.hostname or secret:
     raise InputError(
-      '--endpoint: a user, password or question mark in the address; put the key into an '
-      'environment variable (--key_env)'
+      f'--endpoint={parts.scheme}://{parts.hostname}: expected an address such as '
+      'http://127.0.0.1:8000/v1; a key goes into an environment variable (--key_env)'
     )
   if key and parts.scheme == 'http' and not _is_here(parts.hostname):
     raise InputError(
@@ -181,7 +180,7 @@ def _post(server: Server, request: Request) -> Answer:
   opener = urllib.request.build_opener(_Refuse)
   try:
     with opener.open(call, timeout=server.timeout) as reply:
-      content = reply.read(_MOST_BYTES + 1)
+      content = reply.read(_MOST_BYTES)
   except urllib.error.HTTPError as error:
     with error:
       said = _said(server, error)
@@ -195,17 +194,13 @@ def _post(server: Server, request: Request) -> Answer:
   except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
     reason = getattr(error, 'reason', None) or error
     raise _Busy(_plain(server, f'no answer ({reason})')) from None
-  if len(content) > _MOST_BYTES:
-    raise InputError(f'--endpoint={server.url}: an answer of more than {_MOST_BYTES:,} bytes')
   try:
     found = msgspec.json.decode(content, type=_Completion)
   except (msgspec.DecodeError, UnicodeDecodeError) as error:
     raise InputError(
-      f'--endpoint={server.url}: the answer is not a chat completion ({error}); the address '
-      'usually ends with /v1'
+      f'--endpoint={server.url}: the answer is not a chat completion of at most {_MOST_BYTES:,} '
+      f'bytes ({error}); the address usually ends with /v1'
     ) from None
-  if not found.choices:
-    raise InputError(f'--endpoint={server.url}: an answer without choices')
   choice, usage = found.choices[0], found.usage
   return Answer(
     request.id,

@@ -28,6 +28,7 @@ from dprjax.text.read_report import ReadReport
 COPIED_WORDS = 8
 """A query with this many words in a row from the passage is a copy."""
 
+_FEWEST, _MOST = 2, 32  # words of a query
 _WHOLE_COPY = 6  # fewest words of a copied query that the passage contains whole
 _FUNCTION_WORDS = 2  # of another language
 _FOREIGN = 1 / 3  # share of letters in a script that the passage lacks
@@ -91,13 +92,12 @@ def tidy(line: str) -> str:
   return text
 
 
-def why_not(text: str, passage: str, *, fewest: int = 2, most: int = 32) -> str:
+def why_not(text: str, passage: str) -> str:
   """The reason to leave out a query; '' if it can be used.
 
   Args:
     text: the query.
     passage: its passage.
-    fewest, most: bounds of its words.
   """
   own = words.words(text)
   if not own:
@@ -108,9 +108,9 @@ def why_not(text: str, passage: str, *, fewest: int = 2, most: int = 32) -> str:
     return 'talk'
   if _ABOUT.search(text):
     return 'about the text itself'
-  if len(own) < fewest:
+  if len(own) < _FEWEST:
     return 'too short'
-  if len(text.split()) > most or len(own) > 4 * most:
+  if len(text.split()) > _MOST or len(own) > 4 * _MOST:
     return 'too long'
   theirs = words.words(passage)
   if _is_foreign(text, passage, own, theirs):
@@ -124,9 +124,6 @@ def choose(
   queries: Iterable[Query],
   passages: dict[str, str],
   report: ReadReport,
-  *,
-  fewest: int,
-  most: int,
   per_passage: int,
 ) -> list[Query]:
   """The queries that can be used for training, in order; others are counted.
@@ -135,12 +132,11 @@ def choose(
     queries: of known passages.
     passages: texts by id.
     report: counts queries left out.
-    fewest, most: words of a query.
     per_passage: the most queries of a passage.
   """
   kept: dict[tuple[str, str], Query] = {}
   for query in queries:
-    reason = why_not(query.text, passages[query.passage], fewest=fewest, most=most)
+    reason = why_not(query.text, passages[query.passage])
     key = query.passage, ' '.join(words.words(query.text))
     if not reason and key in kept:
       reason = 'repeated'

@@ -19,6 +19,7 @@ copy its sentences, and do not mention the passage. Write one query a line and n
 Passage: {passage}
 Queries:
 """
+_WORDS = 200  # of a passage in a prompt
 _EXAMPLE = '\nPassage: {passage}\nQueries:\n{query}\n'
 _SLOTS = re.compile(r'\{(passage|title|examples|count)\}')
 _BYTES_OF_TOKEN = 4
@@ -88,17 +89,15 @@ def read_examples(path: files.PathLike | None) -> list[Example]:
   return [example for _, example in reading.read_jsonl(path, 'examples', Example)]
 
 
-def fill(
-  template: str, passage: PassageRecord, examples: Sequence[Example], count: int, most: int = 200
-) -> str:
-  """The prompt about a passage, cut to ``most`` words. Braces in texts are kept."""
+def fill(template: str, passage: PassageRecord, examples: Sequence[Example], count: int) -> str:
+  """The prompt about a passage, of which it has 200 words. Braces in texts are kept."""
   shown = ''.join(
-    _fill(_EXAMPLE, {'passage': _cut(one.passage, most), 'query': '\n'.join(one.queries)}, _PAIR)
+    _fill(_EXAMPLE, {'passage': _cut(one.passage), 'query': '\n'.join(one.queries)}, _PAIR)
     for one in examples
   )
   text = passage.text if '{title}' in template else passage.joined
   values = {
-    'passage': _cut(text, most),
+    'passage': _cut(text),
     'title': passage.title,
     'examples': shown,
     'count': str(count),
@@ -114,8 +113,8 @@ def _fill(template: str, values: dict[str, str], slots: re.Pattern[str]) -> str:
   return slots.sub(lambda slot: values[slot[1]], template)
 
 
-def _cut(text: str, most: int) -> str:
-  return ' '.join(text.split()[:most])
+def _cut(text: str) -> str:
+  return ' '.join(text.split()[:_WORDS])
 
 
 def key_of(prompt: str, model: str, settings: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def info_nce(
   relevant: Int[Array, 'B R'],
   mesh: Mesh,
   *,
-  rows: int,
+  rows: int = 1024,
   temperature: float = 1.0,
   in_batch: bool = True,
   corpus: Corpus | None = None,
@@ -117,7 +117,7 @@ def nt_xent(
   texts: Float[Array, 'M H'],
   mesh: Mesh,
   *,
-  rows: int,
+  rows: int = 1024,
   temperature: float = 1.0,
   keys: Int[Array, ' M'] | None = None,
 ) -> ContrastiveMetrics:
@@ -144,21 +144,16 @@ def _metrics(scores: ScoreMatrix) -> ContrastiveMetrics:
 
 def check_negatives(config: ConfigDict) -> None:
   """Raises InputError if no query of an update has a negative, since the loss would be 0."""
-  if config.negatives or config.corpus_negatives:
-    return
-  if not config.in_batch:
-    raise InputError(
-      'config.in_batch: False needs hard negatives; set config.negatives=1 or more, or '
-      'config.in_batch=True'
-    )
-  check_update(config, 'query')
+  if not (config.negatives or config.corpus_negatives):
+    check_update(config, config.in_batch)
 
 
-def check_update(config: ConfigDict, unit: str) -> None:
-  """Raises InputError if an update has one row and so no in-batch negatives."""
-  if config.batch_size == 1:
+def check_update(config: ConfigDict, in_batch: bool = True) -> None:
+  """Raises InputError if an update without hard negatives has no in-batch ones."""
+  if not in_batch or config.batch_size == 1:
     raise InputError(
-      f'config.batch_size: an update of one {unit} has no in-batch negatives; use 2 or more'
+      'config.batch_size, config.in_batch: no text of an update has a negative; use 2 or more in '
+      'an update, or config.negatives=1'
     )
 
 

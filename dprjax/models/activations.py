@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dprjax.base.errors import InputError
+
 
 @jax.custom_jvp
 def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
@@ -25,6 +27,13 @@ def _erf_gelu_jvp(primals, tangents):
 
 def _tanh_gelu(x):
   return nn.gelu(x, approximate=True)
+
+
+def find(name: str, key: str) -> Callable[[Array], Array]:
+  """The activation of this name, the value of a key in config.json."""
+  if name not in ACTIVATIONS:
+    raise InputError(f'{key} {name!r:.60} is not supported; use one of: {", ".join(ACTIVATIONS)}')
+  return ACTIVATIONS[name]
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

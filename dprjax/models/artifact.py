@@ -244,30 +244,25 @@ def _listed(axes: list[str]) -> str:
 def check_content(prompt: Prompt) -> None:
   """Raises InputError, as ``load_prompt``, for invalid arrays or meta."""
   _check_meta(prompt.path, prompt.meta)
-  path, kind, needed = prompt.path, prompt.meta['kind'], _axes(prompt)
+  problems, needed = [], _axes(prompt)
   for name, axes in needed.items():
-    if name not in prompt.arrays:
-      raise InputError(
-        f'{path}: kind {kind!r} needs {", ".join(needed)}; {name} is missing (found: '
-        f'{", ".join(sorted(prompt.arrays)) or "no arrays"})'
-      )
-    array = prompt.arrays[name]
+    if (array := prompt.arrays.get(name)) is None:
+      problems.append(f'{name} is missing')
+      continue
     fixed = array.ndim == len(axes) and all(
       size == int(axis) for axis, size in zip(axes, array.shape, strict=True) if axis.isdigit()
     )
     if array.dtype != np.float32 or not fixed or 0 in array.shape:
-      raise InputError(
-        f'{path}, array {name}: expected float32 {_listed(axes)}, found {array.dtype} '
-        f'{list(array.shape)}'
+      problems.append(
+        f'{name} is {array.dtype} {list(array.shape)}; expected float32 {_listed(axes)}'
       )
-  more = sorted(set(prompt.arrays) - set(needed))
-  if more and not prompt.kind.topics:
-    raise InputError(f'{path}: unexpected arrays in a prompt of kind {kind!r}: {", ".join(more)}')
   for name, array in prompt.arrays.items():
+    if name not in needed and not prompt.kind.topics:
+      problems.append(f'{name} is unexpected')
     if array.dtype.kind == 'f' and not np.isfinite(array).all():
-      raise InputError(
-        f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} values are not finite'
-      )
+      problems.append(f'{name} has values that are not finite')
+  if problems:
+    raise InputError(f'{prompt.path}, of kind {prompt.meta["kind"]!r}: {"; ".join(problems)}')
 
 
 def _check_meta(path: str, meta: dict[str, Any]) -> None:

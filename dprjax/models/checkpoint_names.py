@@ -51,23 +51,18 @@ class Tensor(NamedTuple):
     return [(*self.path[:-2], part, self.path[-1]) for part in self.parts] or [self.path]
 
 
-def wrapper(config: Any, stored: Iterable[str]) -> str:
+def wrapper(config: Any, stored: Iterable[str], where: str) -> str:
   """The prefix that a tool added to all names, such as ``module.``, or ''."""
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))
   before = {name.removesuffix(word) for name in stored if f'.{name}'.endswith(f'.{word}')}
   own = re.compile(rf'(?<![^.]){re.escape(family.prefix)}$')  # not the end of 'xlm_roberta.'
   found = sorted({own.sub('', name) for name in before})
-  if len(found) > 1:
+  if len(found) > 1 or not all(map(_WRAPPERS.fullmatch, found)):
     raise InputError(
-      f'has several encoders, {" and ".join(map(repr, found[:8]))}; keep one of them'
+      f'{where}: names begin with {" and ".join(map(repr, found[:8]))}, not with those of one '
+      f'{family.model_type} encoder; save one encoder without a wrapper'
     )
-  for name in found:
-    if not _WRAPPERS.fullmatch(name):
-      raise InputError(
-        f'all names begin with {name!r}, unknown to {family.model_type}; save the encoder without '
-        'its wrapper'
-      )
   return found[0] if found else ''
 
 

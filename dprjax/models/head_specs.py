@@ -103,22 +103,16 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   if output in stored:
     shape = stored[output][0].shape
     labels = shape[0] if shape else 0
-    if labels not in classifier.LABELS:
-      raise InputError(
-        f'{checkpoint.folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or '
-        '2 (irrelevant, relevant)'
-      )
     id2label = checkpoint.hf_config.get('id2label')
-    if isinstance(id2label, dict) and len(id2label) != labels:
-      raise InputError(
-        f'{checkpoint.folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the '
-        f'id2label of config.json has {len(id2label)}'
-      )
-    relevant = 1 if labels == 1 else _relevant(id2label)
+    other = isinstance(id2label, dict) and len(id2label) != labels
+    relevant = None
+    if labels in classifier.LABELS and not other:
+      relevant = 1 if labels == 1 else _relevant(id2label)
     if relevant is None:
       raise InputError(
-        f'{checkpoint.folder / "config.json"}: the names in id2label, {id2label!r:.80}, do not say '
-        'which label means relevant; write irrelevant and relevant there, in their order'
+        f'{checkpoint.folder / "config.json"}: id2label, {id2label!r:.80}, does not say which of '
+        f'{labels} labels of {output} means relevant; a cross-encoder has 1 label, or 2 called '
+        'irrelevant and relevant'
       )
     tensors = list(classifier_tensors(config, labels))
   elif not any(

@@ -266,7 +266,7 @@ def is_ours(folder: epath.Path) -> bool:
   if marked.get('format') != FORMAT or not isinstance(digests, dict):
     return False
   found = 0
-  for file in weights.all_files(folder):
+  for file in files.below(folder):
     name = str(file.relative_to(folder))
     if name == provenance.MARK:
       continue
@@ -363,9 +363,7 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   if folder.is_dir():
     return folder
   name = os.fspath(path_or_hub_id)
-  reference = repository.parse(name)
-  if reference is None or folder.exists():  # as a file
-    raise InputError(f'backbone not found: {folder} is not a directory')
+  reference = repository.parse(name) or repository.Reference(name)
   # No pickles, no ONNX.
   return repository.fetch(reference, ['*.json', '*.safetensors', '*.txt', '*.model'], 'backbone')
 
@@ -377,15 +375,11 @@ def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Pat
     name = str(own.get('AutoModel', '')) if isinstance(own, dict) else ''
     if name.rpartition('.')[2] not in ('', f'{family.class_name}Model'):
       raise InputError(f'auto_map: the code of {name!r:.80} in the folder is never run')
-    if hf_config.get('quantization_config'):
-      raise InputError(
-        'quantization_config: quantised weights are not supported; store them as bfloat16 or '
-        'float32'
-      )
+    families.only(hf_config, quantization_config={})
     config = family.read_config(hf_config)
   except InputError as error:
     raise InputError(f'{path}: {error}') from error
-  dense = sentence.read_projection(root, config.hidden_size)
+  dense = sentence.read_projection(root)
   return dataclasses.replace(config, projection=dense) if dense else config
 
 

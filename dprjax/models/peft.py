@@ -24,7 +24,6 @@ from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_object, read, read_json_object
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, weights
-from dprjax.models import checkpoint_names as names
 from dprjax.models.adapter import Kind
 from dprjax.models.family import Config
 from dprjax.models.hub import Backbone
@@ -32,7 +31,6 @@ from dprjax.text.vector_spec import SIDES
 
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'
-_PICKLE = 'adapter_model.bin'
 _META = 'dprjax'  # key of the prompt meta in the metadata of the weights
 
 
@@ -134,15 +132,10 @@ def read_prompt(
   room, window = backbone.config.max_tokens - shift, backbone.config.window
   if window is not None and shift:  # PEFT hides the prompt outside the window
     room = min(room, window - shift)
-  if room < 1:
-    raise InputError(
-      f'{root}: {shift} virtual tokens leave no positions for text; the backbone has '
-      f'{backbone.config.max_tokens}, and a window of {window}'
-    )
   artifact.check_content(prompt)
   artifact.check_prompt(prompt, backbone.config, backbone.sha256, tokenizer_sha256)
   for key in ('query_max_length', 'passage_max_length'):
-    if key in given and meta[key] > room:
+    if room < 1 or (key in given and meta[key] > room):
       raise InputError(
         f'--{key}={meta[key]}: {root} has room for {room} tokens beside {shift} virtual ones'
       )
@@ -165,21 +158,11 @@ def _read(folder: epath.Path, backbone: Backbone) -> _Found:
   named = config.get('peft_type')
   if not isinstance(named, str) or named not in kinds:
     raise InputError(f'{path}: peft_type is {named!r:.40}, expected {" or ".join(kinds)}')
-  file = folder / WEIGHTS
-  if not file.exists():
-    pickled = f', only {_PICKLE}' if (folder / _PICKLE).exists() else ''
-    raise InputError(
-      f'{folder}: no {WEIGHTS} to load{pickled}; pickled weights can run code and are never '
-      'loaded. Where PyTorch is installed, save the adapter again with a newer PEFT'
-    )
+  # A pickle, adapter_model.bin, is never loaded.
+  file = files.regular_file(folder / WEIGHTS, 'weights of the adapter')
   with contextlib.ExitStack() as stack:
     handle = weights.open_file(file, stack)
     stored = {name: weights.Stored(handle, name) for name in sorted(handle.keys())}
-    for name, tensor in stored.items():
-      if tensor.dtype not in names.DTYPES.values():
-        raise InputError(
-          f'{file}: {name} is of type {tensor.dtype}, not one of {", ".join(names.DTYPES.values())}'
-        )
     metadata: Mapping[str, str] = handle.metadata() or {}
     form = kinds[named].peft
     assert form is not None

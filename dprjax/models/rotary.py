@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
+from dprjax.models.family import only
 
 # The parameters of each kind of scaling, and their defaults; None: required.
 _NUMBERS: dict[str, dict[str, Any]] = {
@@ -145,19 +146,16 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
   """
   given = {key: value for key, value in settings.items() if value is not None}
   kinds = given.pop('rope_type', None), given.pop('type', None)
-  kind = kinds[0] or kinds[1] or 'default'
-  if kind not in _NUMBERS:
-    raise InputError(
-      f'rotary positions of type {kind!r:.40} are not supported; use one of: {", ".join(_NUMBERS)}'
-    )
-  known = _NUMBERS[kind]
+  kind = str(kinds[0] or kinds[1] or 'default')
+  known = _NUMBERS.get(kind, {})
   given = {'original_max_position_embeddings': positions, **given}
   extra = {'rope_theta', 'partial_rotary_factor', 'original_max_position_embeddings'}
   missing = [key for key, default in known.items() if default is None and key not in given]
-  if wrong := [*missing, *(key for key in given if key not in extra | known.keys())]:
+  wrong = [*missing, *(key for key in given if key not in extra | known.keys())]
+  if wrong or kind not in _NUMBERS:
     raise InputError(
-      f'rotary positions of type {kind!r} have {", ".join(known) or "no numbers"}; '
-      f'{wrong[0]!r:.40} is missing or unknown'
+      f'rotary positions of type {kind!r:.40}: {", ".join(map(str, wrong)):.80} is unknown or '
+      f'missing; types are {", ".join(_NUMBERS)}, and this has {", ".join(known) or "no numbers"}'
     )
   if 'truncate' in given:
     given['truncate'] = int(given['truncate'])
@@ -167,8 +165,7 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
     if key in given
   }
   numbers = convert(given, f'rotary positions of type {kind!r}', dict[str, float])
-  if numbers.get('partial_rotary_factor', 1) != 1:
-    raise InputError('partial_rotary_factor is not supported, only 1')
+  only(numbers, partial_rotary_factor=1)
   if kind == 'longrope':
     numbers.setdefault('factor', positions / numbers['original_max_position_embeddings'])
   found = {key: numbers.get(key, default or 0) for key, default in known.items()} | lists

@@ -14,7 +14,7 @@ import logging
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import safetensors.numpy
@@ -40,7 +40,13 @@ _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'
 # Names in the documentation of SentenceTransformer.encode_query and encode_document.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
+_NAME: Any = str | None
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # numbers of a vector
+
+
+class _Entry(msgspec.Struct):
+  type: str
+  path: Annotated[str, msgspec.Meta(pattern=r'\A([\w-][\w.-]*)?\Z')]
 
 
 class _Module(NamedTuple):
@@ -70,10 +76,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   if any(module.type == PROMPTED for module in modules):
     # The prompt meta has them too.
     rules = rules | {'query_length': None, 'document_length': None}
-  file = sentence_files.transformer_file(folder)
-  modalities = sentence_files.read(file, rules).get('modality_config', {'text': {}})
-  if 'text' not in modalities:
-    raise InputError(f'{file}: modality_config has no text')
+  sentence_files.read(sentence_files.transformer_file(folder), rules)
   if (folder / 'adapter_config.json').exists():
     raise InputError(
       f'{folder / "adapter_config.json"}: adapters are not applied; merge it into the weights, or '
@@ -82,8 +85,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   length = min(max_length(folder), config.max_tokens)
   prompts = _prompts(root / _MODEL, model)
   if classifier:
-    if any(prompts.values()):
-      raise InputError(f'{root / _MODEL}: prompts of a CrossEncoder are not supported')
+    sentence_files.check(any(prompts.values()), (False,), f'{root / _MODEL}: prompts')
     return vector_spec.same_length(length)
   if not modules:
     if model:
@@ -113,22 +115,23 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
     )
   return vector_spec.same_length(
     length,
-    pooling=_pooling(
-      _folders(modules, 'Pooling')[0] / 'config.json', any(prompts.values()), config
-    ),
+    pooling=_pooling(_folders(modules, 'Pooling')[0] / 'config.json', any(prompts.values())),
     normalize=normalize or similarity == 'cosine',  # the inner product of unit vectors
     query_prefix=prompts['query'],
     passage_prefix=prompts['passage'],
   )
 
 
+_Activation: Any = Literal[tuple(ACTIVATIONS)]  # type: ignore[valid-type]
+
+
 class _DenseConfig(msgspec.Struct):
   in_features: _Size
   out_features: _Size
-  activation_function: str
+  activation_function: _Activation
 
 
-def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
+def read_projection(root: epath.Path) -> tuple[Dense, ...]:
   """The shapes of the dense layers after the pooling."""
   layers: list[Dense] = []
   for folder in _folders(_modules(root), 'Dense'):
@@ -136,15 +139,6 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
     values = read_json_object(file, 'dense module')
     sentence_files.check(values, sentence_files.DENSE, f'{file}: ')
     dense = convert(values, str(file), _DenseConfig)
-    if dense.in_features != (before := layers[-1].outputs if layers else hidden_size):
-      raise InputError(
-        f'{file}: in_features is {dense.in_features}, but the previous module gives {before}'
-      )
-    if dense.activation_function not in ACTIVATIONS:
-      raise InputError(
-        f'{file}: activation_function is {dense.activation_function!r:.80}; expected one of '
-        f'{", ".join(ACTIVATIONS)}'
-      )
     layers.append(
       Dense(
         dense.in_features,
@@ -256,21 +250,16 @@ def _modules(root: epath.Path) -> list[_Module]:
   file = root / 'modules.json'
   if not file.exists():
     return []
-  modules = read(file, 'modules.json', list[dict[str, Any]])
-  kinds: list[_Module] = []
-  for module in modules:
-    kind, path = (convert(module.get(key), f'{file}: {key}', str) for key in ('type', 'path'))
-    if path and not re.fullmatch(r'[\w-][\w.-]*', path):
-      raise InputError(f'{file}: {path!r:.80} is not a folder name')
-    refuse_special(root / path)
+  found: list[_Module] = []
+  for module in read(file, 'modules.json', list[dict[str, Any]]):
     sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
-    package, _, name = kind.rpartition('.')
+    entry = convert(module, str(file), _Entry)
+    refuse_special(root / entry.path)
+    package, _, name = entry.type.rpartition('.')
     # A class of the same name from another package is a custom class.
-    known = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
-    if any(module.get('name') == one.get('name') is not None for one in modules[: len(kinds)]):
-      raise InputError(f'{file}: two modules have the name {module["name"]!r:.40}')
-    kinds.append(_Module(name if known else f'a custom {kind}', root / path))
-  return kinds
+    known = package.startswith('sentence_transformers.') or entry.type == PROMPTED_TYPE
+    found.append(_Module(name if known else f'a custom {entry.type}', root / entry.path))
+  return found
 
 
 def _check_order(file: epath.Path, types: Sequence[str]) -> None:
@@ -284,14 +273,9 @@ def _check_order(file: epath.Path, types: Sequence[str]) -> None:
     )
 
 
-def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
+def _pooling(file: epath.Path, prefixed: bool) -> str:
   settings = read_json_object(file, 'pooling')
   sentence_files.check(settings, sentence_files.POOLING, f'{file}: ')
-  for key in ('embedding_dimension', 'word_embedding_dimension'):
-    if settings.get(key) not in (None, config.hidden_size):
-      raise InputError(
-        f'{file}: {key} is {settings[key]!r:.40}, but the encoder has {config.hidden_size}'
-      )
   modes = settings.get('pooling_mode')
   if modes is None:
     flagged = (one for one in poolings.every().values() if settings.get(one.flag))
@@ -315,9 +299,7 @@ def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
   """The text before queries and before passages."""
   given = convert(model.get('prompts', {}), f'{file}: prompts', dict[str, str | None])
   texts = {name: text or '' for name, text in given.items()}
-  default = model.get('default_prompt_name')
-  if default is not None and not (isinstance(default, str) and default in texts):
-    raise InputError(f'{file}: default_prompt_name {default!r:.80} is not among its prompts')
+  default: Any = convert(model.get('default_prompt_name'), f'{file}: default_prompt_name', _NAME)
   found = {}
   for kind, (name, *others) in _PROMPT_NAMES.items():
     # sentence-transformers documents these names but does not use them.

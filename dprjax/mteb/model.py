@@ -55,14 +55,10 @@ class MtebModel:
       prompt_type: ``query``, or else the texts are passages.
 
     Raises:
-      InputError: inputs without text, or no prompt for the task.
+      InputError: no prompt for the task.
     """
     texts: list[str] = []
     for batch in inputs:
-      if 'text' not in batch:
-        raise InputError(
-          f'{task_metadata.name}: inputs have {", ".join(batch) or "nothing"}, but no text'
-        )
       texts += given.values(batch['text'], 'text')
     side = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
     prompt = self._prompt(task_metadata)
@@ -121,14 +117,9 @@ def load(
       mteb calls no task zero-shot.
     meta: fields of ``ModelMeta`` that override the defaults, such as license and languages.
     options: of ``Encoder.load``, such as pooling and normalize.
-
-  Raises:
-    InputError: mteb is missing or refuses a field; or as ``Encoder.load``.
   """
-  try:
-    import mteb
-  except ImportError as error:
-    raise InputError(f"mteb cannot be imported ({error}): pip install 'dprjax[mteb]'") from error
+  import mteb
+
   if prompt is None and folder.is_folder(backbone):
     retriever = backbone
     parts, encoder = folder.load_encoder(retriever, **options)
@@ -150,11 +141,7 @@ def load(
     },
   }
   fields |= {'name': name} if name else {}
-  try:
-    made = mteb.models.ModelMeta(**fields | dict(meta or {}))
-  except ValueError as error:  # pydantic's
-    raise InputError(f'mteb refuses the model: {error}') from error
-  return MtebModel(encoder, made)
+  return MtebModel(encoder, mteb.models.ModelMeta(**fields | dict(meta or {})))
 
 
 def _load(
@@ -170,10 +157,7 @@ def _training_datasets(
   """Training data of the prompts, or None if mteb does not know that of the backbone."""
   if own is None:
     return None
-  try:
-    backbone = adapted_from and mteb.get_model_meta(adapted_from, fetch_from_hf=False)
-  except (KeyError, ValueError) as error:
-    raise InputError(f'adapted_from: mteb has no model {adapted_from!r:.80}') from error
+  backbone = adapted_from and mteb.get_model_meta(adapted_from, fetch_from_hf=False)
   if not backbone or backbone.get_training_datasets() is None:
     _log.info(
       'mteb calls no task zero-shot: adapted_from names no backbone with known training data'

@@ -132,7 +132,7 @@ class Experiment:
       rows, length, columns: of the batch, as for ``Embedder.lower``.
     """
     devices = self.devices.devices.ravel().tolist()
-    arithmetic = encoder_config.arithmetic(self.config.backbone.dtype, 'config.backbone.dtype')
+    arithmetic = encoder_config.arithmetic(self.config.backbone.dtype)
     dtype = embedder.weight_dtype(arithmetic, 'float32', devices[0].platform)
     backbone = {
       name: jax.ShapeDtypeStruct(leaf.shape, dtype)

@@ -81,7 +81,7 @@ def note(plan: Plan) -> list[str]:
     lines.append(
       f'{config.method}{f" ({config.task})" if config.task else ""} on {config.backbone.path}: '
       f'{known["trained"] / 1e6:,.1f} M of {known["parameters"] / 1e6:,.1f} M parameters trained; '
-      f'arithmetic {plan.dtype}, frozen weights {config.backbone.frozen_dtype}; mesh {axes}.'
+      f'arithmetic and frozen weights {plan.dtype}; mesh {axes}.'
     )
   if plan.target.chip in targets.CHIPS:
     chip = targets.CHIPS[plan.target.chip]

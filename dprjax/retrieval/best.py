@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dprjax.base import ranking
-from dprjax.base.errors import InputError
+from dprjax.encoding import codes
 from dprjax.text.rankings import Ranking
 
 Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
@@ -249,9 +249,5 @@ def _kth(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:
-  """Raises InputError for NaN or infinity. ``offset`` is the number of the first row."""
-  bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-  if bad.size:
-    raise InputError(
-      f'the vector of {what} {offset + bad[0]} (counted from 0) is not finite: encode again'
-    )
+  """Raises InputError for NaN or infinity. ``offset`` is the number of the first row, from 0."""
+  codes.check_finite(vectors, lambda row: f'the vector of {what} {offset + row}')

@@ -104,13 +104,13 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
   """Reads a metrics.json of dprjax.evaluate."""
   values = reading.read_json_object(path, 'metrics')
   found = reading.convert(values, str(path), _Metrics)
-  parts = found.datasets.values() if 'datasets' in values else [found]
-  if not found.mean or not parts:
-    raise InputError(f'{path} has no mean of any measure: is it from dprjax.evaluate?')
-  for part in (found, *parts):
-    for name in found.mean:
-      if name not in part.mean or not part.per_query.get(name):
-        raise InputError(f'{path}: {name!r} has no mean or no queries in every data set')
+  parts = [found, *(found.datasets.values() if 'datasets' in values else [])]
+  measured = ((part, name) for part in parts for name in found.mean)
+  whole = all(name in part.mean and part.per_query.get(name) for part, name in measured)
+  if not found.mean or not whole or values.get('datasets') == {}:
+    raise InputError(
+      f'{path} lacks a measure, or its mean or queries in a data set: is it from dprjax.evaluate?'
+    )
   return values
 
 

@@ -37,7 +37,6 @@ def evaluate(
   questions: Questions | None = None,
   corpus: PathLike | None = None,
   drop_same_id: bool = False,
-  strict: bool = False,
   queries: PathLike | None = None,
   known: seen.Seen | None = None,
   labels: tuple[str, str] = ('run', 'the judgements'),
@@ -49,7 +48,6 @@ def evaluate(
     names: measures, as in ir_measures.
     corpus: the passages, for answers and for ids of judged documents.
     drop_same_id: leave out the document with the id of its query.
-    strict: whether missing ids are an error.
     queries, known: texts of the queries and those that the model has seen, which are counted.
     labels: names of the run and of the judgements in messages.
 
@@ -79,11 +77,11 @@ def evaluate(
   def tell_missing(ids: Collection[str], what: str) -> None:
     missing = [id_ for id_ in ids if id_ not in read.found]
     sentence = f'{labels[0]}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
-    report_ids(sentence, missing, strict=strict)
+    report_ids(sentence, missing)
 
   def tell_unknown(sentence: str, ids: set[str]) -> int:
     unknown = sorted(ids - set(texts))
-    report_ids(sentence.format(len(unknown), corpus), unknown, known=texts, strict=strict)
+    report_ids(sentence.format(len(unknown), corpus), unknown, known=texts)
     return len(unknown)
 
   measured = judged.keys() | asked.keys()

@@ -82,8 +82,6 @@ def choose(
     InputError: an unknown method, one that does not go with the weights or the judgements, or
       weights of other runs.
   """
-  if method not in (*fusion.METHODS, LEARNED):
-    raise InputError(f'--method: expected one of {", ".join(fusion.METHODS)} or learned')
   if (method == LEARNED) != (judged is not None) or (method == LEARNED and weights is not None):
     raise InputError(
       '--qrels: --method=learned needs judged queries and takes no --weights; other methods take '
@@ -165,10 +163,7 @@ def fuse(
   progress = Progress('queries', len(query_ids), 'fusing')
   for number, query_id in enumerate(query_ids, start=1):
     found = _of(runs, query_id)
-    try:
-      ranking = fusion.merge([*found.values()], k) if how is None else how.fuse(found, k)
-    except InputError as error:
-      raise InputError(f'query {query_id}: {error}') from error
+    ranking = fusion.merge([*found.values()], k) if how is None else how.fuse(found, k)
     if not shared:
       ids = [id_ for one in found.values() for id_ in one.ids]
       shared = len(set(ids)) < len(ids)

@@ -65,7 +65,14 @@ class Fusion:
   bm25: Mapping[str, Any] | None = None
 
   def __post_init__(self) -> None:
-    check_weights(list(self.weights.values()))
+    weights = self.weights.values()
+    whole = all(0 <= weight < math.inf for weight in weights) and any(weights)
+    if not whole or self.method not in METHODS:
+      shown = ', '.join(f'{weight:g}' for weight in weights)
+      raise InputError(
+        f'method {self.method:.40}, weights {shown:.80}: expected one of {", ".join(METHODS)}, and '
+        'numbers from 0 on, one above 0'
+      )
 
   def table(
     self, rankings: Mapping[str, Ranking]
@@ -124,13 +131,6 @@ def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
     raise InputError(f'document {again} is in two shards; without --shards runs are fused')
   found = ranked(ids, np.concatenate([shard.scores for shard in shards]))
   return found if k is None else found.top(k)
-
-
-def check_weights(weights: Sequence[float]) -> None:
-  """Raises InputError unless all are finite, none is below 0, and at least one is above."""
-  if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-    shown = ', '.join(f'{weight:g}' for weight in weights)
-    raise InputError(f'weights {shown:.80}: expected numbers from 0 on, and one above 0')
 
 
 # Learning weights.

@@ -10,6 +10,7 @@ the file.
 Every ORDER BY ends in a unique column, so that the number of threads does not change the file.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -24,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import UInt64
 
-from dprjax.base import database, files, hashes
+from dprjax.base import cli, files, hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
@@ -43,6 +44,7 @@ Score = Callable[[Sequence[tuple[str, str]], Callable[[int], None]], np.ndarray]
 logger = logging.getLogger('dprjax')
 
 _LISTED = 5
+_MEMORY = '1GB'  # of tables and operators; more goes to the disk
 _CHUNK = 1 << 14  # passages inserted at a time
 _PAIRS = 4096  # pairs in a call of the reranker
 
@@ -123,11 +125,7 @@ def mine(
   options = options or MiningOptions()
   report = ReadReport()
   began = time.monotonic()
-  with (
-    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
-    database.temporary(pathlib.Path(folder)) as tables,
-  ):
-    tables.execute(_SCHEMA)
+  with _database() as tables:
     asked = _add_queries(tables, queries, qrels, report)
     _add_passages(tables, corpus)
     for number, (name, path) in enumerate(retrievers.items()):
@@ -168,6 +166,19 @@ def mine(
     'counts': dict(report.counts),
     'seconds': seconds,
   }
+
+
+@contextlib.contextmanager
+def _database() -> Iterator['DuckDBPyConnection']:
+  """The tables of `_SCHEMA`, in temporary files."""
+  with cli.loading():  # an exception inside it would abort the process
+    import duckdb  # takes .1 s
+
+  with tempfile.TemporaryDirectory(prefix='dprjax-') as folder:
+    file = pathlib.Path(folder) / 'tables.duckdb'
+    with duckdb.connect(file, config={'memory_limit': _MEMORY, 'temp_directory': folder}) as tables:
+      tables.execute(_SCHEMA)
+      yield tables
 
 
 def _add_queries(
@@ -275,14 +286,13 @@ def _read_run(
     FROM rows QUALIFY step <= 0
     """
   )
-  if contrary := _named(tables, 'steps WHERE step < 0'):
-    raise InputError(
-      f'{path}, {contrary[0]}: a document with a higher score has a worse rank; ranks must follow '
-      'falling scores (is the score a distance?)'
-    )
   twice = 'SELECT query, doc FROM rows GROUP BY ALL HAVING count(*) > 1 ORDER BY min(line) LIMIT 1'
-  if repeated := _named(tables, f'rows SEMI JOIN ({twice}) USING (query, doc)'):
-    raise InputError(f'{path}: a document occurs twice for a query: {", ".join(repeated[:2])}')
+  for fault, where in (
+    ('ranks do not follow falling scores (is the score a distance?)', 'steps WHERE step < 0'),
+    ('a document occurs twice for a query', f'rows SEMI JOIN ({twice}) USING (query, doc)'),
+  ):
+    if found := _named(tables, where):
+      raise InputError(f'{path}: {fault}: {", ".join(found[:2])}')
   what = f'rows of {name} that share their rank with another of their query: ordered by score'
   report.add(what, _count(tables, 'steps'), _named(tables, 'steps'))
 
@@ -422,11 +432,6 @@ def _score_pairs(
     asking = list(zip((asked.texts[query] for query in queries), joined, strict=True))
     scores = np.asarray(score(asking, progress), np.float64)
     progress.advance(len(some))
-    if not np.isfinite(scores).all():
-      query, text = asking[int(np.argmin(np.isfinite(scores)))]
-      raise InputError(
-        f'the reranker score is not finite for query {query!r:.80} and passage {text!r:.80}'
-      )
     columns = {'query': queries, 'digest': pa.array(digests, pa.uint64()), 'logit': scores}
     _insert(tables, 'logits', columns)
 

@@ -17,6 +17,7 @@ from dprjax.base import given
 from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
+from dprjax.encoding import codes
 from dprjax.encoding.embedder import (
   Embedder,
   ProgressFn,
@@ -80,12 +81,8 @@ class Reranker:
       InputError: the backbone has fewer positions than ``max_length``.
     """
     config = backbone.config
-    check_size('max_length', max_length)
-    if max_length > config.max_tokens:
-      raise InputError(
-        f'max_length {max_length} exceeds the {config.max_tokens} positions of {backbone.path}'
-      )
-    arithmetic = encoder_config.arithmetic(dtype, 'dtype')
+    check_size('max_length', max_length, config.max_tokens, backbone.path)
+    arithmetic = encoder_config.arithmetic(dtype)
     if mesh is None:
       mesh = local_mesh(local_parts(arithmetic, backbone.params))
     options = EncoderOptions.of(arithmetic, *meshes.activations(mesh))
@@ -148,6 +145,7 @@ class Reranker:
       scores[start : start + len(block)] = self._embedder(
         self._params, packed.rows, count_from(start, progress), (packed.lengths,)
       )[:, 0]
+    codes.check_finite(scores, lambda row: f'the score of {pairs[row]!s:.200}')
     return scores
 
   def groups(self, packed: Packed) -> list[tuple[Int32[np.ndarray, ' _'], int]]:
@@ -257,8 +255,6 @@ def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
   array = getattr(pairs, 'ndim', 1) == 2
   for number, pair in enumerate(pairs if array else given.values(pairs, 'pairs')):
     texts = given.values(pair, f'pairs: number {number}')
-    if len(texts) != 2:
-      raise InputError(f'pairs: number {number} has {len(texts)} texts; expected query and passage')
     query, passage = (given.check_text(text, number, 'pairs') for text in texts)
     checked.append((query, passage))
   return checked

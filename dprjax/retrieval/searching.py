@@ -20,6 +20,7 @@ logger = logging.getLogger('dprjax')
 
 INDEX_FOLDER: Any = {'what': 'a ScaNN index', 'ours': scann.is_index, 'flag': '--index_dir'}
 _CUTS = (10, 100, 1000)  # recall is also reported here
+_SAMPLED = 200  # queries on which recall is measured
 _GATHERED = 4096  # queries gathered from all processes at a time
 
 
@@ -33,7 +34,6 @@ def search(
   dimensions: int | None = None,
   index_dir: str | None = None,
   recall: float = 0.95,
-  recall_queries: int = 200,
   rescore: embeddings.Embeddings | None = None,
   rescore_factor: int = 4,
 ) -> tuple[trec.Run, dict[str, Any]]:
@@ -46,8 +46,7 @@ def search(
     drop_same_id: leave out the passage with the id of its query.
     dimensions: compare only this many leading numbers.
     index_dir: keeps the ScaNN index.
-    recall, recall_queries: the part of the exact best k that ScaNN should find, measured on this
-      many queries (0: not at all).
+    recall: the part of the exact best k that ScaNN should find, measured on some queries.
     rescore: other vectors of the same passages, comparable with the queries, that order the
       ``rescore_factor`` times k best.
 
@@ -79,18 +78,16 @@ def search(
   else:
     searcher = _scann_index(corpus, depth, index_dir)
     seconds['index'] = time.perf_counter() - started
-    settings = searcher.settings(depth)
     details = {'kind': searcher.kind, 'leaves': searcher.leaves}
-    if recall_queries:
-      settings, reached = _tune(searcher, corpus, vectors, depth, recall, recall_queries)
-      details['recall'] = reached
-      if reached[f'recall@{depth}'] < recall:
-        logger.info(
-          'ScaNN finds %.4f of the exact best %d, below --recall=%g: use --index=exact',
-          reached[f'recall@{depth}'],
-          depth,
-          recall,
-        )
+    settings, reached = _tune(searcher, corpus, vectors, depth, recall)
+    details['recall'] = reached
+    if reached[f'recall@{depth}'] < recall:
+      logger.info(
+        'ScaNN finds %.4f of the exact best %d, below --recall=%g: use --index=exact',
+        reached[f'recall@{depth}'],
+        depth,
+        recall,
+      )
     details['settings'] = dataclasses.asdict(settings)
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings, corpus.ids_at)
@@ -135,8 +132,6 @@ def _check_rescore(
     raise InputError(
       f'--rescore: {rescore.folder} has other passages than --corpus={corpus.folder}'
     )
-  if rescore.meta.dtype == 'binary':
-    raise InputError(f'--rescore: {rescore.folder} has binary codes; use float or int8 vectors')
   for each in queries:
     manifest.check_same_space('--rescore', rescore.meta.space(), '--queries', each.meta.space())
   # --corpus may have shortened vectors.
@@ -195,10 +190,9 @@ def _tune(
   queries: np.ndarray,
   k: int,
   target: float,
-  sampled: int,
 ) -> tuple[scann.ScannSettings, dict[str, Any]]:
   """Settings that reach the target on a sample of queries, and their recall at several cutoffs."""
-  sample = np.random.default_rng(0).permutation(len(queries))[:sampled]
+  sample = np.random.default_rng(0).permutation(len(queries))[:_SAMPLED]
   chosen = queries[np.sort(sample)]
   with cli.loading():
     from dprjax.retrieval import exact

@@ -82,7 +82,7 @@ class Bank:
         f'--slots={options.slots}: a batch of {options.rows[-1]} rows needs more (one is empty)'
       )
     self.options, self._config, self._pad_id, self._metrics = options, config, pad_id, metrics
-    arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
+    arithmetic = encoder_config.arithmetic(options.dtype)
     self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
     self._everywhere = meshes.replicated(mesh)
     self._encoder_options = EncoderOptions.of(arithmetic, *meshes.activations(mesh))

@@ -96,7 +96,7 @@ class Engine:
     hub.check_vocabulary(loaded, self.tokenizer.vocab_size, loaded.path)
     self.config_sha256 = config_sha256(loaded.config)
     if mesh is None:
-      arithmetic = encoder_config.arithmetic(options.dtype, 'dtype')
+      arithmetic = encoder_config.arithmetic(options.dtype)
       mesh = embedder.server_mesh(embedder.local_parts(arithmetic, loaded.params))
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     self.options = dataclasses.replace(

@@ -1,12 +1,44 @@
 """The HTTP server around an `app.App`: its socket, signals and end."""
 
+import gc
+import ipaddress
 import logging
+import re
 import signal
 import socket
 import threading
 from typing import Any
 
 from dprjax.base.errors import InputError
+from dprjax.serving.options import Network
+
+logger = logging.getLogger('dprjax')
+
+_ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
+
+
+def check(network: Network) -> None:
+  """Raises InputError for a server that is open to others without keys, or a bad name."""
+  if not is_loopback(network.host):
+    if network.keys is None:
+      raise InputError(f'--host={network.host} is open to others and needs --keys')
+    logger.warning('%s is open to others: put a proxy with TLS before it', network.host)
+  for name in network.allowed_hosts:
+    if '*' in name.removeprefix('*.'):
+      raise InputError(f'--allowed_hosts={name}: expected NAME or *.NAME')
+  for origin in network.cors:
+    if origin == '*' and network.keys is None:
+      raise InputError('--cors=* lets every page of a browser use this server; it needs --keys')
+    if origin != '*' and not _ORIGIN.fullmatch(origin):
+      raise InputError(f'--cors={origin}: expected https://NAME or https://NAME:PORT')
+
+
+def is_loopback(host: str) -> bool:
+  """Whether only this machine can reach the address."""
+  try:
+    return host == 'localhost' or ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
 
 
 def make_server(
@@ -50,6 +82,16 @@ def make_server(
   logging.getLogger('uvicorn').setLevel(logging.CRITICAL)
   app.start()
   return Server(config)
+
+
+def freeze_when_ready(app: Any) -> None:
+  """Once the server is ready, no collection looks at what stays. That takes a tenth of a second."""
+
+  def freeze() -> None:
+    app.ready.wait()
+    gc.freeze()
+
+  threading.Thread(target=freeze, daemon=True).start()
 
 
 def listen(host: str, port: int) -> socket.socket:

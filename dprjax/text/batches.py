@@ -196,8 +196,6 @@ class Feed:
     longest_bucket(cache.passage_lengths.max(), passage_buckets, 'passage_buckets')
     if negatives:
       _check_mix(cache, mix, negatives, seed)
-    elif mix not in (None, Mix()):
-      raise InputError('config.mix: config.negatives is 0, so there are no hard negatives to mix')
     self._cache, self._seed, self._mix, self._positive = cache, seed, mix, positive
     self._vectors = vectors
     self.negatives, self.size = negatives, cache.num_queries
@@ -323,13 +321,13 @@ def sample_others(
 
 
 def open_batches(
-  dataset: grain.MapDataset[Batch], threads: int = 2, prefetch: int = 4
+  dataset: grain.MapDataset[Batch], threads: int = 2
 ) -> grain.DatasetIterator[Batch]:
   """An endless iterator over batches with ``get_state``, ``set_state`` (JSON) and ``close``.
 
-  ``threads`` threads prepare up to ``prefetch`` batches ahead; 0 threads prepare none.
+  ``threads`` threads prepare up to 4 batches ahead; 0 threads prepare none.
   """
-  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4)
   return iter(dataset.repeat(None).to_iter_dataset(options))
 
 

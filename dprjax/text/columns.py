@@ -2,9 +2,10 @@
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from dprjax.base import reading
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 
 UNNAMED = 'Unnamed: {}'
@@ -14,7 +15,7 @@ csv.field_size_limit(reading.MAX_ENTRY)
 
 
 def split_rows(
-  lines: Iterable[tuple[int, str]], name: str, delimiter: str = '\t', *, quoted: bool
+  lines: Iterable[tuple[int, str]], name: str, delimiter: str | None = '\t', *, quoted: bool
 ) -> Iterator[tuple[int, list[str]]]:
   """(number of its first line, values) of every row; blank lines between rows are left out.
 
@@ -22,26 +23,20 @@ def split_rows(
 
   Args:
     lines: numbers and lines without their newlines, blank lines too.
+    delimiter: None: white space.
     quoted: whether values may be in quotes, as the Python csv module writes them.
   """
   width = first = 0
-  for number, cells in _quoted_rows(lines, name, delimiter) if quoted else _raw(lines, delimiter):
+  raw = ((number, line.split(delimiter)) for number, line in lines if line.strip())
+  for number, cells in _quoted_rows(lines, name, delimiter or ' ') if quoted else raw:
     if not first:
       first, width = number, len(cells)
     if len(cells) != width:
       raise InputError(
-        f'{name}, line {number}: {_counted(cells, delimiter)}; expected {width}, as in line {first}'
+        f'{name}, line {number}: {counted(len(cells), "columns")} between '
+        f'{delimiter or "spaces"!r}; expected {width}, as in line {first}'
       )
     yield number, cells
-
-
-def _counted(cells: Sequence[str], delimiter: str) -> str:
-  between = {'\t': 'tabs', ',': 'commas'}.get(delimiter, repr(delimiter))
-  return f'{len(cells)} column{"s" * (len(cells) != 1)} between {between}'
-
-
-def _raw(lines: Iterable[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-  return ((number, line.split(delimiter)) for number, line in lines if line.strip())
 
 
 def _quoted_rows(
@@ -62,8 +57,7 @@ def _quoted_rows(
       if len(taken) > 1 and all(_is_row(line, delimiter, len(cells)) for _, line in taken):
         raise csv.Error(
           f'one quoted value spans {len(taken)} lines that look like rows; if they are one row, '
-          'put all '
-          'its values in quotes'
+          'put all its values in quotes'
         )
       taken.clear()
       if ''.join(cells).strip():

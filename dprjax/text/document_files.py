@@ -16,13 +16,12 @@ from typing import NamedTuple
 from etils import epath
 
 from dprjax.base import files, reading
-from dprjax.base.errors import InputError
 from dprjax.text import texts
 from dprjax.text.fields import check_id
 from dprjax.text.read_report import ReadReport
 from dprjax.text.sentences import paragraphs
 
-_KINDS = ('.jsonl', '.csv', '.tsv', '.parquet', '.txt')
+KINDS = ('.jsonl', '.csv', '.tsv', '.parquet', '.txt')
 # Characters; a longer text file becomes several documents, so that it need not fit into memory.
 _PART = 1 << 20
 
@@ -58,10 +57,7 @@ def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epat
       files.regular_file(given, 'text')  # read twice: once for its checksum
       inside = [given] if _kind(given) else []
     if not inside:
-      raise InputError(
-        f'{given}: no text; expected {", ".join(_KINDS)}, perhaps with '
-        f'{", ".join(reading.COMPRESSED)}'
-      )
+      report.count(f'paths without a file of {", ".join(KINDS)}: skipped', str(given))
     found += inside
   return found
 
@@ -95,7 +91,7 @@ def _walk(
 
 def _kind(path: epath.Path) -> str | None:
   kind = epath.Path(reading.plain_name(path)).suffix
-  return kind if kind in _KINDS else None
+  return kind if kind in KINDS else None
 
 
 def _read(path: epath.Path) -> Iterator[Document]:

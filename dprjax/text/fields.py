@@ -5,7 +5,9 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from dprjax.base import reading
 from dprjax.base.errors import InputError
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 # are not UTF-8.
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
-_MOST_LABELS = 1000
 _LISTED = 5  # ids in a message
 
 logger = logging.getLogger('dprjax')
@@ -28,8 +29,8 @@ logger = logging.getLogger('dprjax')
 Id = str | int
 """An id in JSON."""
 
-_Labels: Any = str | list[str] | None
-"""_Labels in JSON: a list, or one text with spaces in between."""
+_Label = Annotated[str, msgspec.Meta(pattern=r'\A\S([\s\S]*\S)?\Z')]
+_Labels: Any = str | Annotated[list[_Label], msgspec.Meta(max_length=1000)] | None
 
 
 def check_id(given: Id, where: str) -> str:
@@ -46,12 +47,7 @@ def check_id(given: Id, where: str) -> str:
 def labels(given: Any, where: str) -> tuple[str, ...]:
   """The labels of a list, or of one text with spaces in between, each once."""
   named = reading.convert(given, where, _Labels)
-  names = named.split() if isinstance(named, str) else named or ()
-  if len(names) > _MOST_LABELS or not all(name.strip() == name != '' for name in names):
-    raise InputError(
-      f'{where}: expected at most {_MOST_LABELS:,} labels, none empty or with spaces around it'
-    )
-  return tuple(dict.fromkeys(names))
+  return tuple(dict.fromkeys(named.split() if isinstance(named, str) else named or ()))
 
 
 def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
@@ -171,13 +167,9 @@ class ManyIds:
 
 
 def report_ids(
-  sentence: str,
-  ids: Sequence[str],
-  then: str = '',
-  known: Iterable[str] = (),
-  strict: bool = False,
+  sentence: str, ids: Sequence[str], then: str = '', known: Iterable[str] = ()
 ) -> None:
-  """Logs a problem with ids, if any, and its remedy; raises InputError if strict.
+  """Logs a problem with ids, if any, and its remedy.
 
   ``known`` are ids that may equal them but for their Unicode form, which is then said.
   """
@@ -185,7 +177,4 @@ def report_ids(
     return
   listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
   message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
-  hint = UnicodeForms(ids).hint(known)
-  if strict:
-    raise InputError(message + hint)
-  logger.info('%s', message + (f'; {then}' if then else '') + hint)
+  logger.info('%s', message + (f'; {then}' if then else '') + UnicodeForms(ids).hint(known))

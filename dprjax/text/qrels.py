@@ -7,12 +7,14 @@ grade.
 """
 
 import csv
+import itertools
 import re
 from collections.abc import Mapping
 
 from dprjax.base import files, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.text.columns import split_rows
 from dprjax.text.fields import check_id
 
 Qrels = dict[str, dict[str, int]]
@@ -25,44 +27,34 @@ _RELEVANCE = re.compile(r'([+-]?[0-9]{1,10})(\.0*)?')
 def read_qrels(path: files.PathLike) -> Qrels:
   """Reads judgements. Columns are separated by tabs or, if the first line has no tab, by spaces."""
   qrels: Qrels = {}
-  width, delimiter = 0, None
-  for number, line in reading.read_lines(path, 'qrels'):
+  lines = reading.read_lines(path, 'qrels')
+  first = next(lines, (0, ''))
+  delimiter = '\t' if '\t' in first[1] else None
+  # BEIR files are read and written by the csv module of Python.
+  rows = split_rows(itertools.chain([first], lines), str(path), delimiter, quoted=bool(delimiter))
+  for number, columns in rows:
     where = f'{path}, line {number}'
-    if not width:
-      delimiter = '\t' if '\t' in line else None
-    # BEIR files are read and written by the csv module of Python.
-    columns = _unquoted(line, where) if delimiter and '"' in line else line.split(delimiter)
-    if not width:
-      width = len(columns)
-      if width in (3, 4) and columns[-1].strip().lower() in _HEADER:
-        continue
-    if width not in (3, 4) or len(columns) != width:
-      known = '3 (query, document, relevance) or 4 (query, 0, document, relevance)'
+    if len(columns) not in (3, 4):
       raise InputError(
-        f'{where}: {counted(len(columns), "columns")}, expected '
-        f'{width if width in (3, 4) else known} between '
-        f'{"tabs" if delimiter else "tabs or spaces"}'
+        f'{where}: {counted(len(columns), "columns")}; expected 3 (query, document, relevance) or '
+        '4 (query, 0, document, relevance) between tabs, or between spaces'
       )
     query_id, doc_id, relevance = columns[0], columns[-2], columns[-1].strip()
+    if number == first[0] and relevance.lower() in _HEADER:
+      continue
     whole = _RELEVANCE.fullmatch(relevance)
     if not whole or not -(2**31) <= (grade := int(whole[1])) < 2**31:
       raise InputError(f'{where}: the relevance {relevance!r:.40} is not a whole number of 32 bits')
-    judged = qrels.setdefault(check_id(query_id, where), {})
-    if judged.setdefault(check_id(doc_id, where), grade) != grade:
-      raise InputError(
-        f'{where}: document {doc_id} is judged {relevance} for query {query_id}, and '
-        f'{judged[doc_id]} before'
-      )
+    judge(qrels, check_id(query_id, where), check_id(doc_id, where), grade, where)
   return qrels
 
 
-def _unquoted(line: str, where: str) -> list[str]:
-  try:
-    return next(csv.reader([line], delimiter='\t', strict=True))
-  except csv.Error as error:
+def judge(qrels: Qrels, query: str, document: str, grade: int, where: str) -> None:
+  """Adds a judgement. Raises InputError if an earlier one contradicts it."""
+  if (before := qrels.setdefault(query, {}).setdefault(document, grade)) != grade:
     raise InputError(
-      f'{where}: {error}; put an id with a quote in quotes, and write each quote within them twice'
-    ) from error
+      f'{where}: document {document} has grade {grade} for query {query}, and {before} before'
+    )
 
 
 def write_qrels(path: files.PathLike, qrels: Mapping[str, Mapping[str, int]]) -> None:

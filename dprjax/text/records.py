@@ -35,6 +35,7 @@ INDEX = columns.UNNAMED.format(0)
 
 _QUOTED = (['id', 'text'], ['id', 'text', 'title'])
 _BATCH = 1024  # rows of a parquet file at a time
+_TEXT: Any = str | None
 
 
 class Row(NamedTuple):
@@ -108,13 +109,12 @@ def read_columns(
   A table may do without a header: then it has these columns only.
   """
   unnamed = Unnamed(set(names).issubset, [names])
+  exact, usual = dict(zip(names, names, strict=True)), {name: (name,) for name in names}
   for row in read(path, what, None if is_json(path) else unnamed):
-    values = row.values
-    if not values.keys() >= set(names):
-      values = {name.lower(): value for name, value in values.items()}
-    if absent := [name for name in names if name not in values]:
-      raise InputError(f'{row.where}: {", ".join(absent)} missing; expected {", ".join(names)}')
-    yield row.number, [values[name] for name in names]
+    roles = exact
+    if not row.values.keys() >= exact.keys():
+      roles = find_roles([*row.values], usual, {}, row.where, needed=names)
+    yield row.number, [row.values[roles[name]] for name in names]
 
 
 def names_of(path: files.PathLike, what: str) -> list[str]:
@@ -155,11 +155,10 @@ def find_roles(
     needed: roles that must have a column.
   """
   for role, name in given.items():
-    if role not in usual:
-      raise InputError(f'there is no role {role!r:.40}; roles are {", ".join(usual)}')
-    if name not in names:
+    if role not in usual or name not in names:
       raise InputError(
-        f'{where}: no column {name!r:.80} for {role}; there are {", ".join(names):.300}'
+        f'{where}: {role:.40}={name:.80}: roles are {", ".join(usual)}, and columns '
+        f'{", ".join(names):.300}'
       )
   known = {name.strip().lower(): name for name in reversed(names)}
   taken = set(given.values())
@@ -177,19 +176,15 @@ def find_roles(
         taken.add(one)
   if absent := [role for role in needed if role not in found]:
     raise InputError(
-      f'{where}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; name them '
-      f'with --column or config.data.columns, as {absent[0]}=NAME'
+      f'{where}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; rename '
+      f'one, or name it with --column or config.data.columns, as {absent[0]}=NAME'
     )
   return found
 
 
 def text_of(value: Any, where: str, name: str) -> str:
   """A value as text; a missing one is empty."""
-  if value is None:
-    return ''
-  if isinstance(value, bool) or not isinstance(value, str):
-    raise InputError(f'{where}: {name} is {value!r:.40}; expected text')
-  return value
+  return reading.convert(value, f'{where}: {name}', _TEXT) or ''
 
 
 def id_of(value: Any, where: str, name: str) -> str:
@@ -210,27 +205,26 @@ def _read_table(path: files.PathLike, what: str, unnamed: Unnamed | None) -> Ite
     delimiter = '\t' if tabs else ','
     header = columns.names_of(first[1], delimiter)
   names: Sequence[str] = ()
-  bare = unnamed is not None and not unnamed.is_header(header)
-  quoted = not tabs or (not bare and ('"' in first[1] or header in _QUOTED))
+  positions: Sequence[Sequence[str]] | None = None
+  if unnamed is not None and not unnamed.is_header(header):
+    positions = unnamed.positions
+  quoted = not tabs or (positions is None and ('"' in first[1] or header in _QUOTED))
   rows = columns.split_rows(itertools.chain([first], lines), place, delimiter, quoted=quoted)
   for number, cells in rows:
     where = f'{place}, line {number}'
-    if names:
-      yield Row(number, where, dict(zip(names, cells, strict=True)))
-    elif unnamed is not None and bare:
-      names = next((one for one in unnamed.positions if len(one) == len(cells)), ())
-      if not names:
-        raise InputError(
-          f'{where}: {len(cells)} columns between {"tabs" if tabs else "commas"}; expected '
-          f'{", or ".join(" ".join(one) for one in unnamed.positions)}, or a header'
-        )
-      yield Row(number, where, dict(zip(names, cells, strict=True)))
-    else:
+    if not names:
       names = columns.header_of(cells)
-      if len(set(names)) < len(names):
+      if positions is not None:
+        names = next((one for one in positions if len(one) == len(cells)), ())
+      if not names or len(set(names)) < len(names):
+        expected = [*map(' '.join, positions or ()), 'a header with distinct names']
         raise InputError(
-          f'{where}: expected a header with distinct names, not {", ".join(names):.80}'
+          f'{where}: {len(cells)} columns between {"tabs" if tabs else "commas"}, '
+          f'{", ".join(cells):.80}; expected {", or ".join(expected)}'
         )
+      if positions is None:
+        continue
+    yield Row(number, where, dict(zip(names, cells, strict=True)))
 
 
 def _read_parquet(path: files.PathLike, what: str) -> Iterator[Row]:

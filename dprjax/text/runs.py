@@ -103,19 +103,11 @@ def parse(
     for ids in (queries, docs):
       for line, id_ in zip(lines.tolist(), ids.to_pylist(), strict=True):
         check_id(id_, f'{path}, line {line}')
-  scores = _numbers(path, score, pa.float64(), 'score', lines)
-  finite = np.abs(scores) <= _LARGEST
-  if not finite.all():
-    row = int(np.argmin(finite))
-    raise InputError(
-      f'{path}, line {lines[row]}: the score {score[row].as_py()!r:.40} is not a finite number of '
-      '32 bits'
-    )
   return Block(
     queries,
     docs,
     _numbers(path, rank, pa.int32(), 'rank', lines) if ranks else np.empty(0, np.int32),
-    scores,
+    _numbers(path, score, pa.float64(), 'score', lines),
     lines,
     starts[rows].astype(np.int64) + offset,
     1.0,
@@ -137,17 +129,25 @@ def _numbers(
   path: PathLike, cells: pa.StringArray, kind: pa.DataType, name: str, lines: np.ndarray
 ) -> np.ndarray:
   try:
-    return cells.cast(kind).to_numpy()
+    values = cells.cast(kind).to_numpy()
   except pa.ArrowInvalid:
     unsigned = pc.replace_substring_regex(cells, r'^\+([0-9.])', r'\1')  # Arrow rejects '+1'
-    for line, cell in zip(lines.tolist(), unsigned, strict=True):
-      try:
-        cell.cast(kind)
-      except pa.ArrowInvalid as error:
-        raise InputError(
-          f'{path}, line {line}: the {name} {cell.as_py()!r:.40} is not a number of this column'
-        ) from error
-    return unsigned.cast(kind).to_numpy()
+    values = np.array([_number(cell, kind) for cell in unsigned])
+  fits = np.abs(values) <= _LARGEST
+  if not fits.all():
+    row = int(np.argmin(fits))
+    raise InputError(
+      f'{path}, line {lines[row]}: the {name} {cells[row].as_py()!r:.40} is not a finite number of '
+      f'32 bits{", and whole" if name == "rank" else ""}'
+    )
+  return values.astype(kind.to_pandas_dtype(), copy=False)
+
+
+def _number(cell: pa.Scalar, kind: pa.DataType) -> float:
+  try:
+    return cell.cast(kind).as_py()
+  except pa.ArrowInvalid:
+    return np.nan
 
 
 def read_tag(path: PathLike) -> str:

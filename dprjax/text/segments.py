@@ -118,8 +118,7 @@ def build_documents(
     sizes = _write_passages(aside / 'passages', texts, passage_length, report)
     if not sizes:
       raise InputError(
-        f'{", ".join(map(str, paths))}: no text to pretrain on ({report.counts.total():,} '
-        'documents, all of them empty)'
+        f'{", ".join(map(str, paths))}: no text to pretrain on ({" ".join(str(report).split())})'
       )
     columns = zip(('num_tokens', 'num_sentences'), np.array(sizes, np.int32).T, strict=True)
     return fingerprint.Built(dict(columns), report, {})

@@ -163,20 +163,18 @@ def check(value: Any, rule: Rule, where: str) -> None:
   if rule is None or value is None:
     return
   if isinstance(rule, tuple):
-    if not any(type(value) is type(one) and value == one for one in rule):
-      expected = ' or '.join(map(repr, rule)) or 'no such key'
-      raise InputError(
-        f'{where.rstrip(": .")} is {value!r:.80}, which is not supported; expected {expected}'
-      )
+    if any(type(value) is type(one) and value == one for one in rule):
+      return
+    expected = ' or '.join(map(repr, rule)) or 'no such key; remove it if it changes no vector'
+  elif isinstance(value, dict):
+    for key, inner in value.items():
+      check(inner, rule.get(key, ()), f'{where}{key!s:.80}.')
     return
-  if not isinstance(value, dict):
-    raise InputError(f'{where.rstrip(": .")} is {value!r:.80}; expected a JSON object')
-  for key, inner in value.items():
-    if key not in rule and inner is not None:
-      raise InputError(
-        f'{where}{key!r:.80} is unknown and cannot be applied; remove it if it changes no vector'
-      )
-    check(inner, rule.get(key), f'{where}{key}.')
+  else:
+    expected = 'a JSON object'
+  raise InputError(
+    f'{where.rstrip(": .")} is {value!r:.80}, which is not supported; expected {expected}'
+  )
 
 
 def transformer_file(folder: epath.Path) -> epath.Path:

@@ -26,7 +26,7 @@ from dprjax.base.errors import InputError
 from dprjax.text import examples, inputs, records, texts
 from dprjax.text.examples import Negative
 from dprjax.text.fields import UnicodeForms, UniqueIds
-from dprjax.text.qrels import Qrels, read_qrels
+from dprjax.text.qrels import Qrels, judge, read_qrels
 from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import Passage, Query
 
@@ -143,8 +143,7 @@ class Dataset:
     """The categories of every passage, by id; InputError for a format without categories."""
     if self.format not in WITH_CATEGORIES:
       raise InputError(
-        f'{self.files["corpus"]}: {self.format} has no categories; config.data.categories needs '
-        'beir or arxiv'
+        f'{self.files["corpus"]}: {self.format} has no categories; Topic-DPR needs beir or arxiv'
       )
     return _once(_read_categories, _how(self.source, self.format), self.files['corpus'])
 
@@ -422,13 +421,9 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
       )
     queries[query.id] = query
     grades = example.grades or (1,) * len(example.positives)
-    judged = qrels.setdefault(query.id, {})
+    qrels.setdefault(query.id, {})
     for passage, grade in zip(example.positives, grades, strict=True):
-      if judged.setdefault(passage.id, grade) != grade:
-        raise InputError(
-          f'{path}: at {number}, passage {passage.id} has grade {grade} for query {query.id}, and '
-          f'{judged[passage.id]} before'
-        )
+      judge(qrels, query.id, passage.id, grade, f'{path}: at {number}')
     if example.negatives:
       own = negatives.setdefault(query.id, [])
       known = {negative.id for negative in own} if how.format in examples.TABLES else set()

@@ -215,10 +215,9 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       'merges.txt'
     )
   files.refuse_special(folder)
-  config = folder / 'tokenizer_config.json'
   if 'auto_map' in _config_of(folder):
     raise InputError(
-      f'{config}: auto_map names Python code, and dprjax never runs it; remove that key'
+      f'{folder}/tokenizer_config.json: auto_map names Python code, which never runs; remove it'
     )
   settings = sentence_files.tokenizer_settings(folder)
   key = saved_tokenizers.key_of(folder)
@@ -245,6 +244,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     wrapper = transformers.AutoTokenizer.from_pretrained(
       str(folder), local_files_only=True, trust_remote_code=False, **settings.arguments
     )
+    backend = wrapper.backend_tokenizer
   except (KeyboardInterrupt, SystemExit, MemoryError):
     raise
   # transformers and tokenizers raise Exception for malformed files; a panic is a BaseException.
@@ -259,11 +259,6 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     and wrapper('a')['input_ids'][-1] != wrapper.eos_token_id
   ):
     wrapper.add_bos_token, wrapper.add_eos_token = config.get('add_bos_token', True), True
-  backend = getattr(wrapper, 'backend_tokenizer', None)
-  if backend is None:
-    raise InputError(
-      f'{folder}: {type(wrapper).__name__} has no fast version; save it with its tokenizer.json'
-    )
   for name, expected, why in (
     ('truncation_side', 'right', 'long texts lose their end'),
     ('split_special_tokens', False, 'special tokens in a text are special'),
@@ -335,8 +330,6 @@ def train_wordpiece(
   # Keep only the vocabulary, since these pieces are not special tokens.
   backend = wordpiece(backend.get_vocab())
   backend.add_special_tokens(list(_SPECIAL.values()))
-  if backend.get_vocab_size() <= len(_SPECIAL):
-    raise InputError('no vocabulary can be trained: the texts are empty')
   cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
   backend.post_processor = tokenizers.processors.TemplateProcessing(
     single='[CLS] $A [SEP]',

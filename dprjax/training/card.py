@@ -89,8 +89,8 @@ def hub_name(backbone: str) -> str | None:
 
 def write(options: ExportOptions, made: Made, folder: str) -> str:
   """The card of a published folder: YAML for the hub, Markdown for people."""
-  encoders, known = made.product.encoders, options.base_model
-  base = known.name if known else hub_name(str(made.meta['backbone']))
+  encoders = made.product.encoders
+  base = options.base_model.name if options.base_model else hub_name(str(made.meta['backbone']))
   head = huggingface_hub.ModelCardData(
     base_model=base,
     base_model_relation=('finetune' if encoders else 'adapter') if base else None,

@@ -31,8 +31,11 @@ _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
 def default(method: str = 'dpr') -> ml_collections.ConfigDict:
-  """The options of a method: by default deep prompt tuning, as in the released DPTDR code."""
-  config = ml_collections.ConfigDict(values(table(method)))
+  """The options of a method: by default deep prompt tuning, as in the released DPTDR code.
+
+  A method of one's own begins with those of 'dpr'.
+  """
+  config = ml_collections.ConfigDict(values(table(method if method in methods.METHODS else 'dpr')))
   config.method = method
   return config
 
@@ -41,7 +44,11 @@ def table(method: str, sections: Container[str] = ()) -> types.SimpleNamespace:
   """The options of every experiment and of a method, see `methods.option_modules`."""
   whole = options.table()
   for module in methods.option_modules(method, sections):
-    vars(whole).update(vars(module.table()))
+    for name, item in vars(module.table()).items():
+      if isinstance(item, types.SimpleNamespace) and name in vars(whole):
+        vars(getattr(whole, name)).update(vars(item))  # adds to a section
+      else:
+        setattr(whole, name, item)
   return whole
 
 
@@ -113,7 +120,6 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.backbone.path = 'scratch:tiny'
   c.backbone.vocab_size = 8000
   c.prompt.length = min(c.prompt.length, 4)
-  c.negatives = min(c.negatives, 2)
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
@@ -124,7 +130,6 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     '',
   )
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
-  c.data.folds = 0
   c.alternatives = {}
   if c.pooling == options.AUTO:
     c.pooling, c.normalize = 'mean', True
@@ -134,7 +139,8 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.eval.corpus_limit = 64
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
   for module in methods.option_modules(c.method, c):
-    c.update_from_flattened_dict(getattr(module, 'LOCAL', {}))
+    if hasattr(module, 'local'):
+      module.local(c)
   return c
 
 
@@ -451,10 +457,9 @@ def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
 
 
 def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.FrozenConfigDict:
-  """The experiment with ``'auto'`` dtypes resolved for a platform ('cpu', 'gpu', 'tpu')."""
+  """The experiment with an ``'auto'`` dtype resolved for a platform ('cpu', 'gpu', 'tpu')."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
-  names = ('backbone.dtype', 'backbone.frozen_dtype')
-  return replace(config, {name: dtype for name in names if option(config, name) == 'auto'})
+  return replace(config, {'backbone.dtype': dtype} if config.backbone.dtype == 'auto' else {})
 
 
 def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:

@@ -76,7 +76,6 @@ def contrast(
       batch['passage_index'],
       batch['relevant'],
       devices,
-      rows=config.loss_rows,
       temperature=config.temperature,
       # The corpus includes the passages of the batch.
       in_batch=config.in_batch and config.corpus_negatives >= 0,

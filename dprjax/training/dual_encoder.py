@@ -304,7 +304,7 @@ def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
     'kind': kind,
     **spec.to_meta(),
     'temperature': float(config.temperature),
-    **({'matryoshka': list(config.matryoshka)} if config.matryoshka else {}),
+    **({'matryoshka': list(shorter)} if (shorter := config.get('matryoshka')) else {}),
   }
 
 

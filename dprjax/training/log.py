@@ -63,7 +63,7 @@ class MetricLog:
     settings, options = config.log, configs.flat(config.to_dict())
     top = workdirs.top(workdir)
     inside = workdir.relative_to(top).parts  # of a fold or an alternative
-    name = ' '.join([settings.name or top.absolute().name, *inside])
+    name = ' '.join([top.absolute().name, *inside])
     about = trackers.About(workdir, resume_step, settings.project, name, options)
     self._trackers = trackers.open_all(settings.to, about)
     self._file = path.open('a')

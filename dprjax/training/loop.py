@@ -135,10 +135,8 @@ class Loop:
     }
     self._key = jax.random.key(config.seed)
 
-    self._batches = open_batches(data.batches, config.data.threads)
-    self._saved = checkpoint.Checkpoints(
-      setup.workdir, setup.backbone.sha256, config.checkpoint.keep
-    )
+    self._batches = open_batches(data.batches)
+    self._saved = checkpoint.Checkpoints(setup.workdir, setup.backbone.sha256)
     self.step, self.standing = 0, Standing(gain=choice and choice.gain)
     self._resumed = self._restore()
     describe(setup, self._state, self._frozen, self.total)

@@ -3,7 +3,7 @@
     config.method = 'dpr'        dprjax/training/dpr.py
     config.method = 'lab.toy'    lab/toy.py in the working folder, by the config or on PYTHONPATH
 
-A module of options has ``table()``, and may have ``LOCAL``, values for `config.local`;
+A module of options has ``table()``, and may have ``local(config)``, for `config.local`;
 ``task_table()``, the options of an entry of ``config.tasks``; and ``inputs(config)``, files by
 option.
 """
@@ -23,19 +23,21 @@ class Modules(NamedTuple):
   options: tuple[str, ...] = ()
 
 
+_QUERIES = 'dprjax.training.query_options'
 _PAIRS = 'dprjax.training.pair_options'
 _NIR = 'dprjax.papers.nir_prompt.options'
+_TOPICS = 'dprjax.papers.topic_dpr.options'
 
 # A workdir may name no other module by itself.
 METHODS = {
-  'cross_encoder': Modules('dprjax.training.cross_encoder', (_PAIRS,)),
-  'dpr': Modules('dprjax.training.dpr'),
-  'ft_reranker': Modules('dprjax.papers.nir_prompt.ft_reranker', (_NIR, _PAIRS)),
-  'ft_retriever': Modules('dprjax.papers.nir_prompt.ft_retriever', (_NIR,)),
-  'nir_reranker': Modules('dprjax.papers.nir_prompt.nir_reranker', (_NIR, _PAIRS)),
-  'nir_retriever': Modules('dprjax.papers.nir_prompt.nir_retriever', (_NIR,)),
+  'cross_encoder': Modules('dprjax.training.cross_encoder', (_QUERIES, _PAIRS)),
+  'dpr': Modules('dprjax.training.dpr', (_QUERIES,)),
+  'ft_reranker': Modules('dprjax.papers.nir_prompt.ft_reranker', (_QUERIES, _NIR, _PAIRS)),
+  'ft_retriever': Modules('dprjax.papers.nir_prompt.ft_retriever', (_QUERIES, _NIR)),
+  'nir_reranker': Modules('dprjax.papers.nir_prompt.nir_reranker', (_QUERIES, _NIR, _PAIRS)),
+  'nir_retriever': Modules('dprjax.papers.nir_prompt.nir_retriever', (_QUERIES, _NIR)),
   'pretrain': Modules('dprjax.papers.condenser.pretrain', ('dprjax.papers.condenser.options',)),
-  'topic_dpr': Modules('dprjax.papers.topic_dpr.topic_dpr', ('dprjax.papers.topic_dpr.options',)),
+  'topic_dpr': Modules('dprjax.papers.topic_dpr.topic_dpr', (_QUERIES, _TOPICS)),
 }
 
 

@@ -58,7 +58,7 @@ def make_optimizer(
   """
   decay, factor = match_rules(config, trainable)
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
-  parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
+  parts.append(optax.scale_by_adam(eps=config.eps))
   if config.weight_decay:
     parts.append(
       optax.add_decayed_weights(

@@ -184,17 +184,14 @@ def table() -> types.SimpleNamespace:
   c.backbone.vocab_size = whole(8000, least=100, most=10**6)
   # 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
   c.backbone.vocabulary = choice('wordpiece', 'sentencepiece')
-  # one encoder each for queries and passages (DPR), or one for both
-  c.backbone.two_encoders = switch(False).only(optional=True)
-  # of computation; scores and losses stay float32. 'auto': bfloat16 on accelerators, float32 on
-  # CPUs. 'mixed': float32 with bfloat16 products in dense layers, faster on CPUs with AMX
+  # of computation and frozen weights; scores, losses and trained weights stay float32. 'auto':
+  # bfloat16 on accelerators, float32 on CPUs. 'mixed': float32 with bfloat16 products in dense
+  # layers, faster on CPUs with AMX
   c.backbone.dtype = choice('auto', 'float32', 'bfloat16', 'mixed')
   # 'fused': a TPU kernel that keeps scores on the chip (slow elsewhere); 'library':
   # jax.nn.dot_product_attention, cuDNN on GPUs in bfloat16, for long texts; 'auto': fused on TPUs,
   # else plain
   c.backbone.attention = choice('auto', 'plain', 'fused', 'library')
-  # of frozen weights; trained ones are always float32
-  c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
   # hidden and attention dropout; -1: as in the backbone config.json
   c.backbone.dropout = number(-1.0, least=0, below=1, also=-1)
   # recompute activations in the backward pass: less memory, a third more computation
@@ -248,37 +245,6 @@ def table() -> types.SimpleNamespace:
   c.pooling = text(AUTO)
   c.normalize = auto(switch(True))  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
-  c.in_batch = switch(True)  # passages of other queries on all devices are negatives
-  # queries (in pretraining: texts) scored at a time on a device; bounds the memory of the loss
-  c.loss_rows = whole(1024, least=1, most=2**20)
-  # Matryoshka: lengths of shortened vectors, such as (384, 256, 128, 64); the loss is the mean over
-  # these and full vectors. (): only full vectors
-  c.matryoshka = descending().only(optional=True)
-  # the positive of a query: 'rotate', the next one in each epoch; 'first', always the first
-  c.positive = choice('rotate', 'first')
-  c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch only
-  # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
-  # whole corpus, kept on every device
-  c.corpus_negatives = whole(0, least=0, most=2**20, also=-1).only(prompt__sides='query')
-  # fraction of hard negatives from each source; they add up to 1.
-  c.mix = types.SimpleNamespace()
-  c.mix.denoised = number(0.0, least=0, most=1)  # Of mined negatives that a reranker passed
-  # of all mined negatives, and of those in a file without sources
-  c.mix.undenoised = number(1.0, least=0, most=1)
-  c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
-
-  # for c.method = 'dpr' and 'cross_encoder': learn the scores of a teacher for the passages of each
-  # query.
-  c.distillation = types.SimpleNamespace()
-  # 'margin_mse': score of the positive minus that of each negative; 'kl': the softmax over the list
-  c.distillation.loss = choice('none', 'margin_mse', 'kl').only(optional=True, negatives=SET)
-  # a run, such as one of dprjax.rerank or dprjax.fuse, or a jsonl of dprjax.mine with scores;
-  # '': data.mined_negatives
-  c.distillation.scores = text('')
-  # of this loss; the loss on labels has weight 1 - this
-  c.distillation.weight = number(1.0, above=0, most=1)
-  c.distillation.temperature = number(1.0, above=0, most=1e4)  # divides the teacher scores
-
   c.batch_size = whole(64, least=1, most=2**20)  # queries per update, over all devices
   # chunks of a batch: the loss of the whole batch, with the memory of one chunk
   c.grad_cache = whole(1, least=1, most=2**16).only(optional=True)
@@ -299,8 +265,6 @@ def table() -> types.SimpleNamespace:
   # limit of the global norm of the gradient; 0: none
   c.optim.clip = number(1.0, least=0, most=1e9)
   c.optim.weight_decay = number(0.0, least=0, most=10)
-  c.optim.b1 = number(0.9, least=0, below=1)
-  c.optim.b2 = number(0.999, least=0, below=1)
   c.optim.eps = number(1e-8, above=0, most=1)
   c.optim.learning_rate_rules = several((r'.*', 1.0))  # first match: factor on the learning rate
 
@@ -319,19 +283,11 @@ def table() -> types.SimpleNamespace:
   c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
   # fraction of training queries held out as the dev split, by a hash of their ids
   c.data.hold_out = number(0.0, least=0, below=1)
-  # k-fold cross-validation when hold_out would leave too few dev queries: each fold is held out
-  # once, and a final training on all queries uses the best mean number of updates; 0: never. A
-  # hold_out on the command line sets 0, unless folds_below is also set there
-  c.data.folds = whole(0, least=2, most=100, also=0).only(optional=True)
-  # cross-validate below this many training queries; with folds on the command line, always
-  c.data.folds_below = whole(200, least=1, most=10**9)
   # the held-out fold, from 1, set by training; 0: none
   c.data.fold = whole(0, least=0, most=100)
   # training queries used, chosen by a hash of their ids; 0: all. Also the most dev queries of a
   # task, and pairs of each label
   c.data.max_queries = whole(0, least=0, most=10**12)
-  # read categories of passages (beir, arxiv, docstrings); a passage without any is never a positive
-  c.data.categories = switch(False)
   # tokens, with special ones; 'auto' is at most 8192 and adds longer buckets
   c.data.query_max_length = auto(whole(512, least=3, most=8192))
   c.data.passage_max_length = auto(whole(512, least=3, most=8192))
@@ -340,10 +296,6 @@ def table() -> types.SimpleNamespace:
   c.data.query_buckets = lengths(16, 32, 64, 128, 256, 512)  # padded lengths of batches
   c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
   c.data.token_cache = text('')  # folder of the token cache; '': workdir/token_cache
-  # with prompt.sides='query': passage vectors by the frozen backbone, a folder of dprjax.encode;
-  # '': encoded into workdir/passages
-  c.data.passage_embeddings = text('').only(prompt__sides='query')
-  c.data.threads = whole(2, least=0, most=256)  # threads that prepare batches
 
   # candidates for a choice by held-out queries: NAME = the options that differ.
   c.alternatives = types.SimpleNamespace()
@@ -373,15 +325,11 @@ def table() -> types.SimpleNamespace:
   c.eval.patience = whole(0, least=0, most=10**9)
 
   c.checkpoint = types.SimpleNamespace()
-  # updates between checkpoints; 0: once an epoch
+  # updates between checkpoints, of which the latest two are kept; 0: once an epoch
   c.checkpoint.every = whole(0, least=0, most=10**9)
-  c.checkpoint.keep = whole(2, least=1, most=10**6)  # latest checkpoints kept, besides the best
   c.log_every = whole(10, least=1, most=10**9)  # updates between console lines
   c.log = types.SimpleNamespace()
   # beside metrics.jsonl: tensorboard, wandb, mlflow, trackio, separated by commas; '': none
-  c.log.to = text('tensorboard')
+  c.log.to = text('')
   c.log.project = text('dprjax')  # of wandb, mlflow (its experiment) and trackio
-  c.log.name = text('')  # name of the run there; '': the name of the workdir
-  # folder for compiled programs, kept between runs; 'auto': below ~/.cache/dprjax; '': none
-  c.compilation_cache = text('auto')
   return c

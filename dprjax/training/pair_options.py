@@ -2,10 +2,14 @@
 
 import types
 
+import ml_collections
+
 from dprjax.training.options import choice, whole
 
-LOCAL = {'cross_encoder.candidates': 5, 'cross_encoder.dev_queries': 32}
-"""For `training.config.local`."""
+
+def local(c: ml_collections.ConfigDict) -> None:
+  """Shrinks an experiment, see `training.config.local`."""
+  c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
 
 
 def table() -> types.SimpleNamespace:

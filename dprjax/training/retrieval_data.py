@@ -283,11 +283,12 @@ def find_splits(
   devices: Mesh,
   task: str = '',
   kind: type[Retrieval] = Retrieval,
+  categories: bool = False,
 ) -> Any:
   """The splits of a data set, as an instance of ``kind``, `Retrieval` or a subclass.
 
-  Arguments as in ``Method.data``; ``task`` is a name, if the run has several. The seed decides
-  which queries are held out.
+  Arguments as in ``Method.data``; ``task`` is a name, if the run has several; ``categories``, read
+  those of passages. The seed decides which queries are held out.
   """
   seed = config.seed
   path, format = section.dir, section.format
@@ -298,7 +299,7 @@ def find_splits(
   if format == 'docstrings':
     path, format = str(workdir / 'data' / task), 'beir'
     if not epath.Path(path).exists():
-      docstrings.build(path, section.dir.split(','), categories=section.categories)
+      docstrings.build(path, section.dir.split(','), categories=categories)
   elif hub_data.is_named(path):
     splits = [split for split in (section.train_split, section.dev_split) if split]
     path = str(hub_data.folder_of(path, workdir / 'data' / task, splits))
@@ -309,7 +310,7 @@ def find_splits(
     section.train_split,
     negatives=section.mined_negatives or None,
     max_queries=section.max_queries or None,
-    categories=section.categories,
+    categories=categories,
     columns=section.columns,
   )
   fold = folds = None
@@ -327,7 +328,7 @@ def find_splits(
       path,
       format,
       section.dev_split,
-      categories=section.categories,
+      categories=categories,
       columns=section.columns,
     )
   elif hold_out:

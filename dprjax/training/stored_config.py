@@ -24,7 +24,6 @@ _FREE = (
   'eval.epochs',
   'eval.batch_size',
   'eval.skip_saturated',
-  'compilation_cache',
   'mesh',
 )
 

@@ -117,7 +117,7 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   method = methods.load(given.method)
   config = configs.settle(given, devices.devices.flat[0].platform)
   stored_config.check_workdir(given, workdir)
-  compiled.keep(config.compilation_cache)
+  compiled.keep()
   path = stored_config.backbone_path(config, workdir)
   with distributed.turn():
     texts = method.data(config.data, config, workdir, devices)

@@ -134,9 +134,7 @@ def lay_out(
     sharding: rules that precede ``mesh.RULES``; a name without a rule raises InputError.
   """
   # Trained parameters are always float32, since lower precision would lose small updates.
-  frozen = encoder_config.arithmetic(
-    config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
-  ).activations
+  frozen = encoder_config.arithmetic(config.backbone.dtype).activations
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
   return ParameterLayout(
     dtypes,

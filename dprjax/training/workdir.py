@@ -181,8 +181,6 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return {f'--{option}': paths for option, paths in configs.inputs(config).items()} | {
     '--config.data.dir': [] if config.data.format == 'docstrings' else parts,
     '--config.data.mined_negatives': config.data.mined_negatives,
-    '--config.distillation.scores': config.distillation.scores,
-    '--config.data.passage_embeddings': config.data.passage_embeddings,
     '--config.prompt.init_from': config.prompt.init_from,
     '--config.backbone.path': None if scratch else config.backbone.path,
   }
@@ -197,16 +195,10 @@ def _files_of(path: str) -> list[str]:
 
 
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
-  """Raises InputError if an output folder of a training is an input."""
-  for option, folder in (
-    ('data.token_cache', config.data.token_cache),
-    ('compilation_cache', config.compilation_cache),
-  ):
-    if folder in ('', 'auto'):
-      continue
-    flag = f'--config.{option}'
-    outputs.check_name(folder, flag)
-    outputs.check_apart(folder, inputs, flag)
+  """Raises InputError if the token cache is an input."""
+  if folder := config.data.token_cache:
+    outputs.check_name(folder, '--config.data.token_cache')
+    outputs.check_apart(folder, inputs, '--config.data.token_cache')
 
 
 def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:

@@ -2,6 +2,7 @@ import errno
 import functools
 import importlib
 
+import duckdb
 import pytest
 
 from dprjax.base import counts, errors
@@ -50,6 +51,7 @@ def test_an_error_is_one_line_of_500_characters():
       "tomotopy is not installed: pip install 'dprjax[",
     ),
     ('\ud800'.encode, 2, "'utf-8' codec can't encode character"),
+    (duckdb.IOException('IO Error: disk full'), 2, 'IO Error: disk full'),
     (KeyError('foo://'), 2, "'foo://': no such kind of path; name a local path"),
     (KeyboardInterrupt(), 130, 'interrupted'),
     (ZeroDivisionError('x'), 1, 'a fault of dprjax, ZeroDivisionError: x; please report it'),

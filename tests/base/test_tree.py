@@ -35,7 +35,6 @@ def test_trainable_expressions_name_what_is_live():
   [
     (['promt/.*'], 'promt/.*'),
     (['(.*'], '(.*'),
-    ([], 'config.trainable'),
   ],
 )
 def test_a_typing_error_in_trainable_is_an_error(patterns, message):

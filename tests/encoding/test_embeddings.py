@@ -175,11 +175,11 @@ VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
   'change, message',
   [
     (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'embeddings-00002-of-00003.npy'),
-    (lambda f: (f / IDS_0).write_text('a\n'), 'float32'),
+    (lambda f: (f / IDS_0).write_text('a\n'), VECTORS_0),
     (lambda f: (f / IDS_0).write_text('b\na\n'), 'manifest.json'),
     (lambda f: replace(f / IDS_0, os.mkfifo), 'ids-00000-of-00003.txt'),
     (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY'), '.npy'),
-    (lambda f: np.save(f / VECTORS_0, VECTORS[:2].astype('>f4')), '>f4'),
+    (lambda f: np.save(f / VECTORS_0, VECTORS[:2].astype('>f4')), VECTORS_0),
     (lambda f: header(f, shape=('(2, 3)', '(2, 300000000000)')), ('float32', '300000000000')),
     (lambda f: header(f, dtype=("'<f4'", "'|O'")), '.npy'),
     (lambda f: os.truncate(f / VECTORS_0, 140), ('.npy', '140')),

@@ -75,7 +75,7 @@ def test_repeated_and_shared_queries_and_counts():
     Query('c', 'Floating of ships'),
     Query('c', ''),
   ]
-  found = filters.choose(queries, passages, report, fewest=2, most=32, per_passage=2)
+  found = filters.choose(queries, passages, report, 2)
   assert found == [queries[0], queries[2]]
   left = {what.removeprefix('queries left out: '): n for what, n in report.counts.items()}
   assert left == {

@@ -14,6 +14,7 @@ import yaml
 
 from dprjax import serve
 from dprjax.base import flags
+from dprjax.serving import server
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / 'launch' / 'serve'
@@ -38,7 +39,7 @@ def test_the_container_file():
   start = json.loads(re.search(r'^ENTRYPOINT (.+)$', text, re.MULTILINE)[1])
   assert start == ['python', '-m', 'dprjax.serve']
   args = parse(json.loads(re.search(r'^CMD (.+)$', text, re.MULTILINE)[1]))
-  assert not serve.is_loopback(args.network.host) and args.network.keys
+  assert not server.is_loopback(args.network.host) and args.network.keys
   assert int(re.search(r'^EXPOSE (\d+)$', text, re.MULTILINE)[1]) == args.network.port
 
 
@@ -47,7 +48,7 @@ def test_the_systemd_unit():
   python, *words = shlex.split(re.search(r'^ExecStart=(.+)$', text, re.MULTILINE)[1])
   assert python.startswith('/') and words[:2] == ['-m', 'dprjax.serve']
   args = parse(words[2:])
-  assert serve.is_loopback(args.network.host)
+  assert server.is_loopback(args.network.host)
   assert args.network.drain < int(re.search(r'^TimeoutStopSec=(\d+)$', text, re.MULTILINE)[1])
 
 
@@ -133,10 +134,10 @@ def test_proxies_give_the_server_as_long_and_as_much_as_it_takes():
     text = (FOLDER / name).read_text()
     given = parse(re.search(r'dprjax\.serve (--[^:]+):', text)[1].split())
     assert given.network.root_path in text
-    assert f' {args.network.max_body}{size}' in text
-    assert f' {args.network.max_prompt}{size}' in text
+    assert f' {args.limits.bytes >> 20}{size}' in text
+    assert f' {args.limits.prompt_bytes >> 20}{size}' in text
     [seconds] = re.findall(r'(?:proxy_read|response_header)_timeout (\d+)s', text)
-    assert int(seconds) > args.network.timeout
+    assert int(seconds) > args.limits.seconds
 
 
 def test_the_kustomization():

@@ -118,7 +118,7 @@ def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
       {},
       ('prompt.npz', 'prefix'),
     ),
-    ({'query/prefix': prefix()}, {}, ('query/prefix', 'passage/prefix')),
+    ({'query/prefix': prefix()}, {}, 'passage/prefix'),
     ({'prefix': prefix().astype(np.float64)}, {}, ('float32', 'float64')),
     (
       {'prefix': prefix()[:, :1]},

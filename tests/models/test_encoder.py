@@ -269,7 +269,7 @@ def test_sharded_equals_one_device(small):
 
 @pytest.mark.slow
 def test_prompt_gradient_computes_no_weight_gradients(small):
-  options = EncoderOptions.of(encoder_config.arithmetic('mixed', 'dtype'))
+  options = EncoderOptions.of(encoder_config.arithmetic('mixed'))
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)
   params = hub.init_params(config, jax.random.key(0))
   tokens = jnp.ones((8, 16), jnp.int32)

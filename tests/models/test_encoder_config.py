@@ -10,11 +10,9 @@ from tests.refusals import refused
 
 def test_the_arithmetic_by_name():
   # On a processor.
-  assert encoder_config.arithmetic('auto', 'dtype') == ('float32', np.float32, None)
-  assert encoder_config.arithmetic('bfloat16', 'dtype') == ('bfloat16', jnp.bfloat16, None)
-  assert encoder_config.arithmetic('mixed', 'dtype') == ('mixed', np.float32, jnp.bfloat16)
-  with refused('--dtype', 'auto', 'float32', 'bfloat16', 'mixed'):
-    encoder_config.arithmetic('float16', '--dtype')
+  assert encoder_config.arithmetic('auto') == ('float32', np.float32, None)
+  assert encoder_config.arithmetic('bfloat16') == ('bfloat16', jnp.bfloat16, None)
+  assert encoder_config.arithmetic('mixed') == ('mixed', np.float32, jnp.bfloat16)
 
 
 def test_which_attention_devices_have(monkeypatch):
@@ -23,7 +21,7 @@ def test_which_attention_devices_have(monkeypatch):
     monkeypatch.setattr(encoder_config, 'platform_of', lambda split, platform=platform: platform)
     config = with_options()
     assert EncoderOptions.from_config(config.backbone, None, heads).attention == words
-    arithmetic = encoder_config.arithmetic('float32', 'dtype')
+    arithmetic = encoder_config.arithmetic('float32')
     assert EncoderOptions.of(arithmetic, heads).attention == words
     config.backbone.attention = 'fused'
     if platform == 'gpu':

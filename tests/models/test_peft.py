@@ -61,7 +61,7 @@ def read(tmp_path):
   ('change', 'message'),
   [
     ({'config': {'peft_type': 'IA3'}}, ('peft_type', 'IA3', 'LORA', 'PREFIX_TUNING')),
-    ({'config': {'num_virtual_tokens': 5}}, ('[4, 96]', 'adapter_config.json')),
+    ({'config': {'num_virtual_tokens': 5}}, ('(5, 96)', 'adapter_config.json')),
     ({'config': {'token_dim': 32}}, ('token_dim', '32', '24')),
     (
       {'tensors': {'prompt_embeddings': np.ones((4, 96), np.float32), 'score': np.ones(1)}},
@@ -69,7 +69,7 @@ def read(tmp_path):
     ),
     (
       {'tensors': {'prompt_embeddings': np.full((4, 96), np.nan, np.float32)}},
-      '384',
+      'prefix',
     ),
     ({'metadata': stored(backbone_sha256='c' * 64)}, 'c' * 64),
   ],
@@ -84,5 +84,5 @@ def test_pickles_are_not_loaded(tmp_path, read):
   (tmp_path / 'adapter_model.safetensors').unlink()
   (tmp_path / 'adapter_model.bin').write_bytes(b'x')
   backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), same_length(), {})
-  with refused('adapter_model.bin'):
+  with refused('adapter_model.safetensors'):
     peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})

@@ -75,7 +75,7 @@ def projected(plain, tmp_path):
 @pytest.mark.parametrize(
   ('file', 'content', 'message'),
   [
-    ('3_Dense/config.json', {'in_features': 23}, ('in_features', '23', '24')),
+    ('3_Dense/config.json', {'in_features': 23}, ('3_Dense/model.safetensors', '23', '24')),
     ('3_Dense/config.json', {'activation_function': 'os.system'}, ('activation_function',)),
     ('3_Dense/config.json', {'bias': False}, ('3_Dense/model.safetensors',)),
   ],

@@ -4,6 +4,8 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -384,11 +386,6 @@ def test_scores_of_positives(world):
   assert found == [(copy, -0.5), (same, -0.5)]
 
 
-def test_a_reranker_that_gives_no_number(world):
-  with refused('what is 0', 'words'):
-    world.mine(score=lambda pairs, progress: np.full(len(pairs), np.nan))
-
-
 def test_a_reranker_that_passes_no_candidate_ends_the_mining(world):
   with refused('--threshold=0.1'):
     world.mine(score=lambda pairs, progress: np.full(len(pairs), 9.0))
@@ -425,3 +422,25 @@ def test_ids_in_another_form_of_unicode_are_counted(world):
   report, _ = world.mine()
   what = 'positives whose ids have another Unicode form (NFC, NFD) in the corpus'
   assert report['counts'][what] == 1
+
+
+# Interrupts itself where C++ code of DuckDB calls Python for its first enumeration.
+_INTERRUPTED = """
+import os, signal, sys
+from dprjax.base import errors
+from dprjax.retrieval import negatives
+def interrupt(frame, event, _):
+  if event == 'call' and 'duckdb' in sys.modules and frame.f_code.co_filename.endswith('enum.py'):
+    sys.setprofile(None)
+    os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, errors.raise_interrupt)
+sys.setprofile(interrupt)
+with negatives._database():
+  print('went on')
+"""
+
+
+def test_an_interrupt_while_duckdb_is_imported_ends_the_command():
+  program = [sys.executable, '-c', _INTERRUPTED]
+  done = subprocess.run(program, capture_output=True, text=True, check=False)
+  assert done.returncode == 130 and 'Traceback' not in done.stderr, done

@@ -278,8 +278,6 @@ def test_no_hard_negatives(made):
   for options in ({}, {'mix': batches.Mix()}):
     (batch,) = take(made[0], 1, negatives=0, **options)
     assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
-  with refused('config.mix', 'config.negatives', '0'):
-    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -177,14 +177,8 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
     assert table_file.read_bytes() == (built.path / 'passages' / table_file.name).read_bytes()
 
 
-@pytest.mark.parametrize(
-  'categories, message',
-  [
-    (3, ('corpus.jsonl', 'line 1', 'categories')),
-    ([f'c{i}' for i in range(1001)], ('corpus.jsonl', 'line 1', '1,000')),
-  ],
-)
-def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
+@pytest.mark.parametrize('categories', [3, ['a', ' b']])
+def test_bad_categories(folder, tokenizer, tmp_path, categories):
   write_jsonl(
     folder / 'corpus.jsonl',
     (
@@ -192,7 +186,7 @@ def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
       for id_, words in CORPUS.items()
     ),
   )
-  with refused(message):
+  with refused('corpus.jsonl', 'line 1', 'categories'):
     build_with_categories(folder, tokenizer, tmp_path / 'token_cache')
   build(folder, tokenizer)  # who does not ask for them does not read them
 
@@ -200,7 +194,7 @@ def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
 def test_formats_without_categories(folder, tokenizer, tmp_path):
   path = tmp_path / 'data.jsonl'
   write_jsonl(path, [{'query': 'a', 'pos': ['b'], 'neg': []}])
-  with refused('data.jsonl', 'config.data.categories'):
+  with refused('data.jsonl', 'categories'):
     token_cache.build_cache(
       Source(str(path), categories=True),
       tokenizer,

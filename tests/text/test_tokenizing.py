@@ -336,11 +336,6 @@ def test_length_buckets():
   assert tokenizing.length_buckets(np.array([], np.int32), {4: 2}) == []
 
 
-def test_training_on_nothing():
-  with refused('texts'):
-    tokenizing.train_wordpiece(['', ' '], 80, 'never-written')
-
-
 def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):
   """transformers would make one from nothing, and all vectors would be wrong."""
   (tmp_path / 'config.json').write_text('{"model_type": "bert", "vocab_size": 30522}')

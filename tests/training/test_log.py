@@ -6,13 +6,15 @@ from tests.refusals import refused
 
 
 def test_a_resumed_log_reads_like_one_that_never_stopped(tmp_path):
-  first = log.MetricLog(tmp_path, 0, configs.default())
+  config = configs.default()
+  config.log.to = 'tensorboard'
+  first = log.MetricLog(tmp_path, 0, config)
   for step in (1, 2, 3):
     first.write(step, {'loss': step / 2})
   first.close()
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # where a kill cut it off
-  second = log.MetricLog(tmp_path, 2, configs.default())
+  second = log.MetricLog(tmp_path, 2, config)
   second.write(3, {'loss': 1.5})
   second.close()
   rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]

@@ -94,10 +94,10 @@ WHOLE = {'negatives': 0, 'corpus_negatives': -1}
   # Whether the vectors of the frozen encoder come with the batch.
   ('devices', 'settings', 'known'),
   [
-    (8, SCORES | {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 1}, False),
+    (8, SCORES | {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2}, False),
     (1, WHOLE | {'prompt__regularization': 0.5}, False),
     (1, WHOLE | {'prompt__regularization': 0.5}, True),
-    (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}, False),
+    (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2}, False),
     (8, SCORES | {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8}, True),
     (1, WHOLE | SCORES | {'grad_cache': 2}, True),
     (1, {'negatives': 1, 'corpus_negatives': 8, 'in_batch': False}, False),

@@ -222,16 +222,13 @@ def from_peft(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """LoRA from PEFT. Layers of a projection without an adapter get zeros."""
   where = str(folder / _CONFIG)
-  for key in _UNSUPPORTED:
-    if config.get(key):
-      raise InputError(f'{where}: {key} is {config[key]!r:.60}, which is not supported')
   settings = convert(dict(config), where, _Config)
-  start = settings.init_lora_weights
-  if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
-    raise InputError(
-      f'{where}: init_lora_weights {start!r:.40} changed the backbone too; save the adapter with '
-      "PEFT's path_initial_model_for_weight_conversion"
-    )
+  wrong = [key for key in _UNSUPPORTED if config.get(key)]
+  if str(settings.init_lora_weights).lower().startswith(_OTHER_BASE):
+    # It changed the backbone too; PEFT's path_initial_model_for_weight_conversion undoes that.
+    wrong.append('init_lora_weights')
+  for key in wrong:
+    raise InputError(f'{where}: {key} is {config[key]!r:.60}, which is not supported')
   rank, file = settings.r, folder / _WEIGHTS
   known = {f'{one.module}.weight': one for one in modules(model)}
   arrays: dict[str, np.ndarray] = {}
@@ -239,16 +236,15 @@ def from_peft(
   for key, one in stored.items():
     match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
     module = match and known.get(model.family.canonical(f'{match[1]}.weight'))
-    if not match or not module:
-      raise InputError(f'{file}: {key} is not LoRA of a projection in a {model.model_type} layer')
-    pairs.setdefault(match[1], set()).add(match[2])
-    a = match[2] == 'A'
-    expected = [rank, module.shape[1]] if a else [module.shape[0], rank]
-    array = one.read()
-    if list(array.shape) != expected:
+    a = match is not None and match[2] == 'A'
+    expected = module and ((rank, module.shape[1]) if a else (module.shape[0], rank))
+    if not match or not module or one.shape != expected:
       raise InputError(
-        f'{file}: {key} has shape {list(array.shape)}; {_CONFIG} and the backbone give {expected}'
+        f'{file}: {key} {list(one.shape)} is not LoRA of rank {rank} of a projection in a '
+        f'{model.model_type} layer{f", {[*expected]}" if expected else ""}'
       )
+    pairs.setdefault(match[1], set()).add(match[2])
+    array = one.read()
     parts = [array] * len(module.names) if a else np.split(array, len(module.names))
     for name, part in zip(module.names, parts, strict=True):
       stacked = arrays.setdefault(

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import encoder, weights
+from dprjax.models import encoder
 from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
 from dprjax.models.weights import Stored
 
@@ -168,24 +168,19 @@ def to_peft(
   PEFT passes no positions, so positions of tokens start at P. Rotary scores depend only on
   distances, so keys trained with tokens from 0 are turned by P places.
   """
-  if model.family.prompted_by != 'cache':
-    raise InputError(f'{where}: {model.model_type} models take no prompt from PEFT; use npz')
   vectors = arrays['prefix']
   layers, _, length, heads, size = vectors.shape
   longest = max(meta['query_max_length'], meta['passage_max_length'])
-  if model.window is not None and length + longest > model.window:
-    raise InputError(
-      f'{where}: PEFT hides the prompt outside the window of {model.window} tokens, which {length} '
-      f'vectors and {longest} tokens exceed; export with --format=sentence-transformers'
-    )
-  if not meta['shift_positions']:
-    turn = model.family.turn_keys
-    if turn is None:
-      raise InputError(
-        f'{where}: PEFT counts positions from the length of the prompt, but this prompt was '
-        'trained with positions from 0; train with --config.prompt.shift_positions=True '
-        '(configs/dptdr.py:beir,peft), or export with --format=sentence-transformers'
-      )
+  turn, why = model.family.turn_keys, ''
+  if model.family.prompted_by != 'cache':
+    why = f'{model.model_type} models take no past keys'
+  elif model.window is not None and length + longest > model.window:
+    why = f'{length} vectors and {longest} tokens exceed the window of {model.window}'
+  elif turn is None and not meta['shift_positions']:
+    why = 'it counts positions from P; train with --config.prompt.shift_positions=True'
+  if why:
+    raise InputError(f'{where}: not a prompt for PEFT ({why}); export with another --format')
+  if turn is not None and not meta['shift_positions']:
     vectors = np.stack([turn(model, vectors[:, 0], length), vectors[:, 1]], axis=1)
   config = {
     'encoder_hidden_size': heads * size,
@@ -218,18 +213,13 @@ def from_peft(
         f'{folder / _CONFIG}: {key} is {config[key]!r:.40}, but the backbone has {value}; give its '
         'own --backbone=DIR'
       )
-  if [*stored] != [_TENSOR]:
+  shape = length, layers * two * heads * size
+  if (found := {name: one.shape for name, one in stored.items()}) != {_TENSOR: shape}:
     raise InputError(
-      f'{folder / _WEIGHTS}: has {weights.listed([*stored]) or "no tensors"}; expected only '
-      f'{_TENSOR}'
+      f'{folder / _WEIGHTS}: has {found!s:.200}; {_CONFIG} and the backbone give only {_TENSOR} '
+      f'{shape}'
     )
-  vectors, shape = stored[_TENSOR].read(), [length, layers * two * heads * size]
-  if list(vectors.shape) != shape:
-    raise InputError(
-      f'{folder / _WEIGHTS}: {_TENSOR} has shape {list(vectors.shape)}; {_CONFIG} and the backbone '
-      f'give {shape}'
-    )
-  vectors = vectors.astype(np.float32).reshape(length, layers, two, heads, size)
+  vectors = stored[_TENSOR].read().astype(np.float32).reshape(length, layers, two, heads, size)
   return {'prefix': np.ascontiguousarray(vectors.transpose(1, 2, 0, 3, 4))}, {
     'shift_positions': True
   }

@@ -20,8 +20,7 @@ from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import layers, rotary
-from dprjax.models.activations import ACTIVATIONS
+from dprjax.models import activations, layers, rotary
 from dprjax.models.adapter import Adapter
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.dropout import Dropout
@@ -189,9 +188,9 @@ class MLP(nn.Module):
 
     y = project(x, 'up', config.intermediate_size)
     if config.gated:
-      y *= ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
+      y *= activations.ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
     else:
-      y = ACTIVATIONS[config.hidden_act](y)
+      y = activations.ACTIVATIONS[config.hidden_act](y)
     return project(y, 'down', config.hidden_size, config.mlp_bias or config.down_bias)
 
 
@@ -385,18 +384,7 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
       keys.max_position_embeddings,
     )
     found['rope'].frequencies(found['head_dim'])  # raises if its numbers do not fit
-  if heads % found['num_kv_heads']:
-    raise InputError(
-      f'num_attention_heads {heads} is not a multiple of num_key_value_heads '
-      f'{found["num_kv_heads"]}'
-    )
-  if found['head_dim'] % 2:
-    raise InputError(f'head_dim {found["head_dim"]} is odd; rotary positions turn pairs of numbers')
-  if found['hidden_act'] not in ACTIVATIONS:
-    raise InputError(
-      f'the activation {found["hidden_act"]!r} is not supported; use one of: '
-      f'{", ".join(ACTIVATIONS)}'
-    )
+  activations.find(found['hidden_act'], 'the activation')
   return Config(
     model_type,
     keys.vocab_size,

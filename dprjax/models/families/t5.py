@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from dprjax.base.errors import InputError
-from dprjax.models import relative, rotary
-from dprjax.models.activations import ACTIVATIONS
+from dprjax.models import activations, relative, rotary
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import llama
 
@@ -57,11 +56,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
   gated = act != keys.feed_forward_proj
   if gated and act == 'gelu':
     act = 'gelu_new'  # as in transformers
-  if act not in ACTIVATIONS:
-    raise InputError(
-      f'feed_forward_proj {keys.feed_forward_proj!r:.60} is not supported; use one of: '
-      f'{", ".join(ACTIVATIONS)}, or gated- and one of them'
-    )
+  activations.find(act, 'feed_forward_proj')
   buckets, far = keys.relative_attention_num_buckets, keys.relative_attention_max_distance
   if buckets % 4 or far <= buckets // 4:
     raise InputError(

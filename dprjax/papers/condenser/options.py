@@ -2,14 +2,14 @@
 
 import types
 
+import ml_collections
+
 from dprjax.training.options import SET, choice, lengths, number, switch, text, whole
 
-LOCAL = {
-  'pretrain.max_length': 32,
-  'pretrain.span_length': 16,
-  'pretrain.passage_length': 64,
-}
-"""For `training.config.local`."""
+
+def local(c: ml_collections.ConfigDict) -> None:
+  """Shrinks an experiment, see `training.config.local`."""
+  c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
 
 
 def table() -> types.SimpleNamespace:

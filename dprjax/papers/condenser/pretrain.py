@@ -80,7 +80,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       "contrast_weight with views='siblings' or 'ict'"
     )
   if contrasted:
-    contrastive.check_update(config, 'passage')
+    contrastive.check_update(config)
   if mlm and (model.family.mlm_tensors is None or tokenizer.mask_id is None):
     raise InputError(
       'config.pretrain.mlm_weight: masked language modelling needs a masked-LM head and a mask '
@@ -99,7 +99,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       'token before the text is needed, and this tokenizer has none; choose another backbone'
       f'{"" if condenser else " or pooling, such as mean"}'
     )
-  contrastive.check_lengths(config.matryoshka, model.vector_size)
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
@@ -231,24 +230,23 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
         metrics['condenser'] = total.head / masked_tokens
         value += settings.mlm_weight * metrics['condenser']
     if contrasted:
-
-      def contrast(first: Array, second: Array) -> tuple[Array, Array]:
-        sizes: dict[str, Any] = {'rows': config.loss_rows, 'temperature': config.temperature}
-        if settings.views == 'siblings':
-          texts = contrastive.interleave(first, second)
-          keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
-          found = contrastive.nt_xent(texts, devices, keys=keys, **sizes)
-        else:
-          index = same['second'][:, None]
-          unused = jnp.full_like(index, -1)
-          found = contrastive.info_nce(
-            first, second[:, None], index, unused, devices, query_index=same['first'], **sizes
-          )
-        return jnp.mean(found.loss), jnp.mean(found.accuracy)
-
-      metrics['contrast'], metrics['accuracy'] = contrastive.over_lengths(
-        config.matryoshka, config.normalize, contrast, vectors['first'], vectors['second']
-      )
+      first, second = vectors['first'], vectors['second']
+      if settings.views == 'siblings':
+        texts = contrastive.interleave(first, second)
+        keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
+        found = contrastive.nt_xent(texts, devices, temperature=config.temperature, keys=keys)
+      else:
+        index = same['second'][:, None]
+        found = contrastive.info_nce(
+          first,
+          second[:, None],
+          index,
+          jnp.full_like(index, -1),
+          devices,
+          temperature=config.temperature,
+          query_index=same['first'],
+        )
+      metrics['contrast'], metrics['accuracy'] = jnp.mean(found.loss), jnp.mean(found.accuracy)
       value += settings.contrast_weight * metrics['contrast']
     return value, metrics
 
@@ -372,7 +370,7 @@ METHOD = Method(
   find_data,
   export,
   parts=('mlm', 'condenser'),
-  options={build: ('grad_cache', 'prompt.kind', 'prompt.length', 'prompt.init_text', 'matryoshka')},
+  options={build: ('grad_cache', 'prompt.kind', 'prompt.length', 'prompt.init_text')},
   requires={'data.query_prefix': '', 'data.passage_prefix': ''},
   shapes=shapes,
 )

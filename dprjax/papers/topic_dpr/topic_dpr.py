@@ -152,7 +152,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
         batch['passage_index'],
         batch['relevant'],
         devices,
-        rows=config.loss_rows,
         temperature=config.temperature,
       )
       apart = jnp.zeros((), jnp.float32)
@@ -183,7 +182,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 def check_options(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for options that contradict each other."""
   settings = config.topics
-  contrastive.check_update(config, 'document')
+  contrastive.check_update(config)
   prompt, prompted = config.prompt, settings.path and not settings.words
   if prompted and not (prompt.length and prompt.reparam == 'none' and not prompt.init_from):
     raise InputError(
@@ -240,7 +239,9 @@ def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
   """Titles, abstracts and categories; see ``Method.data``. Fits or reads the topics."""
-  data = retrieval_data.find_splits(section, config, workdir, devices, kind=TopicData)
+  data = retrieval_data.find_splits(
+    section, config, workdir, devices, kind=TopicData, categories=True
+  )
   if not config.topics.path:
     return data.texts()
   path = workdir / _KEPT
@@ -450,6 +451,6 @@ METHOD = Method(
   find_data,
   export,
   options={build: ('grad_cache', 'prompt.length', 'matryoshka')},
-  requires={'data.categories': True, 'negatives': 0, 'normalize': True, 'in_batch': True},
+  requires={'negatives': 0, 'normalize': True, 'in_batch': True},
   shapes=shapes,
 )

@@ -20,7 +20,7 @@ def document_losses(
   relevant: Int[Array, 'N R'],
   mesh: Mesh,
   *,
-  rows: int,
+  rows: int = 1024,
   temperature: float,
 ) -> tuple[Float[Array, ' N'], Float[Array, ' N'], Float[Array, ' N']]:
   """The query-passage and query-query losses of each document, over the global batch.

@@ -23,7 +23,7 @@ from etils import epath
 from dprjax.base import cli, files, flags
 from dprjax.base.errors import InputError
 from dprjax.papers.unm.stages import Stages
-from dprjax.retrieval import measures
+from dprjax.retrieval import figures, measures
 from dprjax.text import docstrings, sources
 from dprjax.training import config as configs
 from dprjax.training import options, stored_config
@@ -335,6 +335,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'{" + ".join(f"{value:g}" for value in config.mix.values())}'
     )
   measures.parse_measures(list(config.measures))
+  figures.check_name('report.png')  # its package is there
   for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     configs.check_ranges(config[name], f'{method}.', f'config.{name}')
   for run in config.runs:

@@ -113,13 +113,12 @@ def test_arguments_that_cannot_be(recipe, message):
 def go(one_device, tmp_path_factory):
   """``go(recipe, *flags)`` -> the workdir of a training as short as it may be.
 
-  Six updates, three checkpoints, docstrings of small packages.
+  Six updates, two checkpoints, docstrings of small packages.
   """
   short = [
     '--config.steps=6',
     '--config.eval.every=6',
-    '--config.checkpoint.every=2',
-    '--config.checkpoint.keep=5',
+    '--config.checkpoint.every=3',
     '--config.eval.corpus_limit=20',
     '--config.log_every=1',
     '--config.backbone.vocab_size=1000',
@@ -163,7 +162,7 @@ def test_killed_between_tasks_it_ends_with_the_same_bits(go, recipe, tasks, trai
   params, rows = check_finished(workdir, tasks, trained, 6)
   # As if it had been killed after an earlier checkpoint, between two tasks.
   for step in steps_of(workdir):
-    if step > 2:
+    if step > 3:
       shutil.rmtree(workdir / 'checkpoints' / str(step))
   go(recipe, workdir=workdir)
   assert_same_bits(trainable_of(workdir)[1], params)

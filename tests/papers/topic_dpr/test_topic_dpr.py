@@ -48,7 +48,6 @@ def make_config(**changes):
     'pooling': 'mean',
     'normalize': True,
     'temperature': TEMPERATURE,
-    'data__categories': True,
     'topics__path': 'topics.npz',
     'topics__alpha': ALPHA,
     'topics__margin': MARGIN,
@@ -192,7 +191,7 @@ def slow(*values):
   [
     slow(1, 'some', {}),
     slow(8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
-    slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
+    slow(8, 'some', {'grad_cache': 2}),
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
     slow(8, 'none shared', {}),
     slow(1, 'all shared', {}),
@@ -268,7 +267,6 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'data__categories': False}, 'config.data.categories'),
     ({'prompt__length': 0}, ('config.topics.path', 'topics.npz')),
     ({'topics__batch': 5}, ('config.topics.batch', '5', '16')),
   ],
