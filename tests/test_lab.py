@@ -9,7 +9,7 @@ import pytest
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.losses import contrastive
-from tests import reference
+from tests import gradients, reference
 from tests.training import test_dpr as shared
 from tests.training import test_query_only as queries
 
@@ -20,7 +20,7 @@ def build():
 
   def run(name, devices, **options):
     config = queries.make_config(negatives=0, corpus_negatives=-1, **options)
-    mesh = shared.make_mesh({'data': devices})
+    mesh = gradients.make_mesh({'data': devices})
     method = importlib.import_module(f'lab.{name}').build(config, shared.MODEL, mesh)
 
     def loss(params, batch):

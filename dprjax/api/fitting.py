@@ -423,11 +423,7 @@ def _write_negatives(folder: epath.Path, negatives: Any) -> None:
 
 
 def _keep(data: epath.Path, folder: epath.Path) -> None:
-  """Moves data into a workdir, which may already have them.
-
-  Raises:
-    InputError: the workdir has a training on other data.
-  """
+  """Moves data into a workdir, which may already have them."""
   kept = folder / _DATA
   if kept.exists() and provenance.sums(kept) != provenance.sums(data):
     if workdirs.begun(folder / _TRAINING) or (folder / _RESULT).exists():

@@ -177,9 +177,6 @@ def mine(
   Returns:
     A table for `fit(negatives=)`: query_id, passage_id, retriever, rank and score of the run that
     ranks it best, sources ('undenoised', 'denoised' or both, separated by a comma), and text.
-
-  Raises:
-    InputError: as `dprjax mine`.
   """
   with _folder() as folder:
     inputs.write_queries(queries, folder / 'queries.jsonl')

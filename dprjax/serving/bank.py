@@ -73,9 +73,6 @@ class Bank:
       rows: of the bank of each kind, one that changes nothing.
       metrics: counts loads and evictions.
       mesh: the devices; they split the backbone by the axis ``model``, and each has the whole bank.
-
-    Raises:
-      InputError: too few slots.
     """
     if options.slots <= options.rows[-1]:
       raise InputError(

@@ -84,9 +84,6 @@ class Engine:
       options: see `ServerOptions`.
       mesh: devices that split the backbone by the axis ``model`` (`mesh.make_mesh`). Default: the
         first local one, or as many as hold the backbone in half of their memory.
-
-    Raises:
-      InputError: unreadable files, two encoders, or too few slots.
     """
     folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / side / 'config.json').exists() for side in SIDES):

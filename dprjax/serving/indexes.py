@@ -40,9 +40,6 @@ class ServedIndex:
     Args:
       most: hits of a query.
       texts: the corpus.jsonl of embeddings, to answer with; a retriever has its texts.
-
-    Raises:
-      InputError: a file cannot be read or is of another kind.
     """
     self._texts: dict[str, str] = {}
     self._hybrid = None
@@ -214,11 +211,7 @@ class ServedReranker:
     return np.array([number for numbers, _ in packed for number in numbers]), whole
 
   def logits(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
-    """The logits of what `pack` gives, for the device thread; a slice costs its seconds.
-
-    Raises:
-      InputError: a score is not finite.
-    """
+    """The logits of what `pack` gives, for the device thread; a slice costs its seconds."""
     order, whole = packed
     logits = np.zeros(len(order), np.float32)
     for rows, length in self._model.groups(whole):

@@ -1,6 +1,5 @@
 """Inspection: a small backbone against NumPy, all-MiniLM-L6-v2 against published numbers."""
 
-import json
 import math
 
 import jax
@@ -12,6 +11,7 @@ from dprjax import Retriever
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.text import beir
 from dprjax.text import tokenizing as texts_of
 from lab import inspection, sts
 from tests.models.test_artifact import META
@@ -48,26 +48,14 @@ def data(tmp_path_factory):
     for topic in TOPICS
   )
   (folder / 'dump.xml').write_text(f'<mediawiki>{pages}</mediawiki>')
-  beir = folder / 'beir'
-  (beir / 'qrels').mkdir(parents=True)
-  (beir / 'corpus.jsonl').write_text(
-    ''.join(
-      json.dumps({'_id': f'd{i}', 'title': topic, 'text': sentence(topic, 1, i) if topic else ''})
-      + '\n'
-      for i, topic in enumerate([*TOPICS, ''])
-    )
-  )
-  (beir / 'queries.jsonl').write_text(
-    ''.join(
-      json.dumps({'_id': f'q{i}', 'text': f'about {topic}'}) + '\n'
-      for i, topic in enumerate(TOPICS)
-    )
-  )
+  corpus = [
+    {'_id': f'd{i}', 'title': topic, 'text': sentence(topic, 1, i) if topic else ''}
+    for i, topic in enumerate([*TOPICS, ''])
+  ]
+  queries = [{'_id': f'q{i}', 'text': f'about {topic}'} for i, topic in enumerate(TOPICS)]
   # q1's second positive is not in the corpus, q2's has no text, and q3 has none.
-  judged = [('q0', 'd0', 1), ('q1', 'd1', 2), ('q1', 'gone', 1), ('q2', 'd4', 1), ('q3', 'd3', 0)]
-  (beir / 'qrels' / 'test.tsv').write_text(
-    'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t{grade}\n' for q, d, grade in judged)
-  )
+  judged = {'q0': {'d0': 1}, 'q1': {'d1': 2, 'gone': 1}, 'q2': {'d4': 1}, 'q3': {'d3': 0}}
+  beir.write(folder / 'beir', corpus, queries, {'test': judged})
   return folder
 
 

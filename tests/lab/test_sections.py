@@ -13,7 +13,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training.method import Parts
 from lab import sections
 from lab.mediawiki import Article, Section
-from tests import reference, starts
+from tests import gradients, reference, starts
 from tests.options import with_options
 from tests.training.conftest import WORDS
 
@@ -98,35 +98,18 @@ def test_loss_and_gradient_equal_numpy(count, changes):
     for name, leaf in tree.flatten(model.init(Parts(start), jax.random.key(9))).items()
   }
   names = tree.trainable_names(config.trainable, list(params))
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-
-  def loss(trainable, frozen, batch):
-    return model.loss(tree.unflatten({**frozen, **trainable}), batch, None)
-
-  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    {n: x for n, x in placed.items() if n in names},
-    {n: x for n, x in placed.items() if n not in names},
-    meshes.put_batch(mesh, batch),
+  value, metrics, gradient = gradients.value_and_gradient(
+    model, params, config.trainable, mesh, batch
   )
   expected, accuracy, active = reference_loss(config, params, batch)
   assert 0.2 < active < 0.95  # the margin decides
-  assert float(value) == pytest.approx(expected, rel=1e-5)
-  assert float(metrics['accuracy']) == pytest.approx(accuracy)
+  assert value == pytest.approx(expected, rel=1e-5)
+  assert metrics['accuracy'] == pytest.approx(accuracy)
   # Only declared parameters have a gradient, and it is the slope of the numpy loss.
-  assert set(gradient) == set(names) and all(np.isfinite(g).all() for g in gradient.values())
-  gradient = {name: np.asarray(g, np.float64) for name, g in gradient.items()}
-  norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
-  rng = np.random.default_rng(0)
-  random = {n: rng.normal(size=g.shape) / np.sqrt(g.size) for n, g in gradient.items()}
-  for direction in ({n: g / norm for n, g in gradient.items()}, random):
-
-    def at(t, direction=direction):
-      moved = {n: np.float64(x) + t * direction.get(n, 0.0) for n, x in params.items()}
-      return reference_loss(config, moved, batch)[0]
-
-    slope = (at(1e-6) - at(-1e-6)) / 2e-6
-    got = sum(np.sum(gradient[n] * d) for n, d in direction.items())
-    assert got == pytest.approx(slope, abs=2e-5 * norm)
+  assert set(gradient) == set(names)
+  gradients.assert_slope(
+    lambda params: reference_loss(config, params, batch)[0], params, gradient, 2e-5
+  )
 
 
 def sentence(article, section, number):

@@ -12,7 +12,7 @@ from dprjax.base import tree
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from lab import measures, similarity
-from tests import reference
+from tests import gradients, reference
 from tests.options import with_options
 
 TRAIN = [
@@ -55,16 +55,14 @@ def test_loss_and_gradient_equal_numpy(count, changes):
     tokens = rng.integers(1, 40, size=(rows, 6))
     batch[f'{view}_tokens'] = np.where(batch[f'{view}_mask'], tokens, 0).astype(np.int32)
   model = similarity.build(config, shape, mesh)
+  made = tree.flatten({'backbone': hub.init_params(shape, jax.random.key(0))})
   params = {
     name: np.asarray(leaf) * (25 if name.endswith(('kernel', 'embedding')) else 1)
-    for name, leaf in tree.flatten(hub.init_params(shape, jax.random.key(0))).items()
+    for name, leaf in made.items()
   }
 
-  def loss(params, batch):
-    return model.loss({'backbone': tree.unflatten(params)}, batch, None)[0]
-
   def expected(params):
-    backbone = tree.unflatten(params)
+    backbone = tree.unflatten(params)['backbone']
     vectors = [
       reference.encode(shape, backbone, batch[f'{view}_tokens'], batch[f'{view}_mask'])[:, 0]
       for view in similarity.VIEWS
@@ -77,16 +75,10 @@ def test_loss_and_gradient_equal_numpy(count, changes):
       *units,
     )
 
-  value, gradient = jax.jit(jax.value_and_grad(loss))(params, meshes.put_batch(mesh, batch))
+  value, _, gradient = gradients.value_and_gradient(model, params, ('.*',), mesh, batch)
   exact = {name: leaf.astype(np.float64) for name, leaf in params.items()}
-  assert float(value) == pytest.approx(expected(exact), rel=1e-5)
-  gradient = {name: np.asarray(g, np.float64) for name, g in gradient.items()}
-  norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
-
-  def at(t):
-    return expected({name: leaf + t * gradient[name] / norm for name, leaf in exact.items()})
-
-  assert (at(1e-6) - at(-1e-6)) / 2e-6 == pytest.approx(norm, rel=1e-4)
+  assert value == pytest.approx(expected(exact), rel=1e-5)
+  gradients.assert_slope(expected, params, gradient, 1e-4)
 
 
 @pytest.mark.slow
@@ -100,10 +92,6 @@ def test_values_of_spearman():
   draws = [rng.integers(0, 300, 300) for _ in range(1000)]
   again = [measures.spearman(x[draw], y[draw]) for draw in draws]
   assert values.std() / 300**0.5 == pytest.approx(np.std(again), rel=0.15)
-
-
-def find(method, config, workdir, devices):
-  return method.find_data(config.data, config, workdir, devices)
 
 
 @pytest.fixture
@@ -128,7 +116,8 @@ def start(folder, settings, devices, tokenizer, model):
       'data__query_max_length': 8,
       'data__query_buckets': (8, 4),
     } | changes
-    return find(similarity, settings(**options), folder / 'run', devices).open(tokenizer, model)
+    config = settings(**options)
+    return similarity.find_data(config.data, config, folder / 'run', devices).open(tokenizer, model)
 
   return run
 

@@ -13,7 +13,7 @@ from dprjax.models.head_specs import Head
 from dprjax.text import tokenizing
 from dprjax.training import cross_encoder
 from dprjax.training.method import Parts
-from tests import reference, starts
+from tests import gradients, reference, starts
 from tests.options import with_options
 from tests.refusals import refused
 
@@ -91,25 +91,6 @@ def make_params(method, parts):
   return {name: np.asarray(leaf) for name, leaf in tree.flatten(params).items()}
 
 
-def value_and_gradient(config, model, tokenizer, parts, batch, sizes):
-  mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
-  method = cross_encoder.build(config, model, mesh, tokenizer)
-  params = make_params(method, parts)
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-  run = jax.jit(
-    jax.value_and_grad(
-      lambda params, batch: method.loss(tree.unflatten(params), batch, None), has_aux=True
-    )
-  )
-  (value, metrics), gradient = run(placed, meshes.put_batch(mesh, batch))
-  return (
-    params,
-    float(value),
-    metrics,
-    {name: np.asarray(leaf, np.float64) for name, leaf in gradient.items()},
-  )
-
-
 def reference_scores(config, model, tokenizer, params, batch):
   """[B, C] in float64, a pair at a time, as the tokenizer makes it."""
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
@@ -139,30 +120,27 @@ def reference_loss(config, scores, batch):
   return settings.weight * distilled + (1 - settings.weight) * value
 
 
-def slow(*values):
-  return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('sizes', 'settings'),
   [
     ({'data': 1}, {}),
-    slow({'data': 8}, CHUNKED),
-    slow({'data': 1}, {'grad_cache': 4}),
-    slow({'data': 4, 'model': 2}, {'grad_cache': 2}),
-    slow({'data': 1}, {'cross_encoder__loss': 'pointwise', 'cross_encoder__labels': 2}),
-    slow({'data': 1}, {'cross_encoder__labels': 2, 'backbone__remat': True, 'backbone__unroll': 0}),
-    slow({'data': 1}, {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}),
-    slow({'data': 8}, {'distillation__loss': 'kl', 'distillation__temperature': 2.0} | CHUNKED),
+    ({'data': 8}, CHUNKED),
+    ({'data': 1}, {'grad_cache': 4}),
+    ({'data': 4, 'model': 2}, {'grad_cache': 2}),
+    ({'data': 1}, {'cross_encoder__loss': 'pointwise', 'cross_encoder__labels': 2}),
+    ({'data': 1}, {'cross_encoder__labels': 2, 'backbone__remat': True, 'backbone__unroll': 0}),
+    ({'data': 1}, {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}),
+    ({'data': 8}, {'distillation__loss': 'kl', 'distillation__temperature': 2.0} | CHUNKED),
   ],
   ids=str,
 )
 def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, settings):
   config = make_config(**settings)
-  params, value, metrics, gradient = value_and_gradient(
-    config, model, tokenizer, parts, batch, sizes
-  )
+  mesh = gradients.make_mesh(sizes)
+  method = cross_encoder.build(config, model, mesh, tokenizer)
+  params = make_params(method, parts)
+  value, metrics, gradient = gradients.value_and_gradient(method, params, ('.*',), mesh, batch)
   scores = reference_scores(config, model, tokenizer, params, batch)
   assert scores.std() > 0.1
   np.testing.assert_allclose(value, reference_loss(config, scores, batch), rtol=2e-5)
@@ -170,31 +148,14 @@ def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, se
     metrics['accuracy'], np.mean(scores[:, 0] > scores[:, 1:].max(1)), rtol=1e-6
   )
   assert gradient.keys() == params.keys()
-  rng = np.random.default_rng(7)
-  # The slope along random directions: in all parameters together, and in the head's, the
-  # embeddings' and the layers' alone.
-  for part in ('', 'head/', 'backbone/embeddings/', 'backbone/layers/'):
-    direction = {
-      name: rng.standard_normal(leaf.shape)
-      for name, leaf in params.items()
-      if name.startswith(part)
-    }
 
-    def at(t, direction=direction):
-      moved = {
-        name: leaf.astype(np.float64) + t * direction.get(name, 0.0)
-        for name, leaf in params.items()
-      }
-      scores = reference_scores(config, model, tokenizer, moved, batch)
-      return reference_loss(config, scores, batch)
+  def loss(params):
+    return reference_loss(config, reference_scores(config, model, tokenizer, params, batch), batch)
 
-    slope = (at(1e-6) - at(-1e-6)) / 2e-6
-    np.testing.assert_allclose(
-      sum(np.sum(gradient[name] * leaf) for name, leaf in direction.items()),
-      slope,
-      rtol=1e-4,
-      atol=1e-5,
-    )
+  # In all parameters together, and in those of the head alone, which are few.
+  head = {name: leaf for name, leaf in gradient.items() if name.startswith('head/')}
+  for some in (gradient, head):
+    gradients.assert_slope(loss, params, some, 1e-4)
 
 
 def test_where_the_head_comes_from(model, tokenizer, parts):

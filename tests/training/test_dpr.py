@@ -10,7 +10,8 @@ from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training import dpr, optim, updates
 from dprjax.training.method import Parts
-from tests import reference, starts
+from tests import gradients, reference, starts
+from tests.gradients import make_mesh
 from tests.options import with_options
 from tests.refusals import refused
 
@@ -51,10 +52,6 @@ def make_batch(
   }
 
 
-def make_mesh(sizes):
-  return meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
-
-
 def make_params(method, seed=0, std=0.5, model=MODEL):
   # Larger weights than the initial ones of BERT, so that the prompt matters.
   start, other = (starts.init_params(model, i + seed) for i in range(2))
@@ -71,19 +68,8 @@ def make_params(method, seed=0, std=0.5, model=MODEL):
 def value_and_gradient(config, mesh, batch, trainable=('prompt/.*',)):
   method = dpr.build(config, MODEL, mesh)
   params = make_params(method)
-  trainable = tree.trainable_names(trainable, list(params))
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-
-  def loss(trainable, frozen, batch):
-    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)
-
-  run = jax.jit(jax.value_and_grad(loss, has_aux=True))
-  (value, _), gradient = run(
-    {n: x for n, x in placed.items() if n in trainable},
-    {n: x for n, x in placed.items() if n not in trainable},
-    meshes.put_batch(mesh, batch),
-  )
-  return params, float(value), {n: np.asarray(g) for n, g in gradient.items()}
+  value, _, gradient = gradients.value_and_gradient(method, params, trainable, mesh, batch)
+  return params, value, gradient
 
 
 def reference_loss(config, params, batch):
@@ -138,19 +124,6 @@ def reference_loss(config, params, batch):
   return value + config.prompt.regularization * np.mean(apart)
 
 
-def slope(config, params, batch, direction, eps=1e-6):
-  """d loss / d params along ``direction``, by central differences in float64."""
-
-  def at(t):
-    return reference_loss(
-      config,
-      {n: x.astype(np.float64) + t * direction.get(n, 0.0) for n, x in params.items()},
-      batch,
-    )
-
-  return (at(eps) - at(-eps)) / (2 * eps)
-
-
 CHUNKED = [{}, {'grad_cache': 4}]
 ANCHOR = {'prompt__regularization': 0.5}
 OTHERS = [
@@ -192,18 +165,7 @@ def test_prompt_loss_and_gradient_equal_numpy(sizes, settings):
   params, value, gradient = value_and_gradient(config, make_mesh(sizes), batch)
   assert value == pytest.approx(reference_loss(config, params, batch), rel=1e-5)
   assert all(name.startswith('prompt/') for name in gradient)
-  # Along the gradient itself, and along random directions, which a gradient wrong in any coordinate
-  # fails.
-  norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
-  rng = np.random.default_rng(0)
-  directions = [{n: g.astype(np.float64) / norm for n, g in gradient.items()}]
-  directions += [
-    {n: rng.normal(size=g.shape) / np.sqrt(g.size) for n, g in gradient.items()} for _ in range(2)
-  ]
-  for direction in directions:
-    expected = slope(config, params, batch, direction)
-    got = sum(np.sum(gradient[n].astype(np.float64) * d) for n, d in direction.items())
-    assert got == pytest.approx(expected, abs=1e-5 * norm)
+  gradients.assert_slope(lambda params: reference_loss(config, params, batch), params, gradient)
 
 
 @pytest.mark.slow
@@ -223,9 +185,7 @@ def test_full_fine_tuning_gradient_equals_numpy(sizes, cache):
   )
   assert set(gradient) == set(params)
   assert value == pytest.approx(reference_loss(config, params, batch), rel=1e-5)
-  norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
-  direction = {n: g.astype(np.float64) / norm for n, g in gradient.items()}
-  assert slope(config, params, batch, direction) == pytest.approx(norm, rel=1e-5)
+  gradients.assert_slope(lambda params: reference_loss(config, params, batch), params, gradient)
 
 
 def run_steps(config, steps, mesh):

@@ -17,6 +17,7 @@ from dprjax.text.vector_spec import same_length
 from dprjax.training import baseline, frozen, train
 from dprjax.training import retrieval_data as retrieval
 from dprjax.training import workdir as workdirs
+from tests import beir
 from tests.options import with_options
 from tests.training.conftest import WORDS
 
@@ -40,17 +41,12 @@ def backbone(tmp_path_factory):
 @pytest.fixture
 def folder(tmp_path):
   """Texts of 5 to 30 words: a query has the first words of its passage, in another order."""
-  rng, path = np.random.default_rng(0), tmp_path / 'beir'
-  (path / 'qrels').mkdir(parents=True)
+  rng = np.random.default_rng(0)
   passages = {f'd{i}': rng.choice(WORDS, rng.integers(5, 31)).tolist() for i in range(40)}
   queries = {f'q{i}': rng.permutation(passages[f'd{i}']).tolist() for i in range(20)}
-  for name, texts in (('corpus', passages), ('queries', queries)):
-    lines = [json.dumps({'_id': id_, 'text': ' '.join(words)}) for id_, words in texts.items()]
-    (path / f'{name}.jsonl').write_text('\n'.join(lines) + '\n')
-  for split, numbers in (('train', range(10)), ('dev', range(10, 20))):
-    rows = ''.join(f'q{i}\td{i}\t1\n' for i in numbers)
-    (path / 'qrels' / f'{split}.tsv').write_text(f'query-id\tcorpus-id\tscore\n{rows}')
-  return path
+  texts = ({id_: ' '.join(words) for id_, words in some.items()} for some in (passages, queries))
+  train, dev = ({f'q{i}': [f'd{i}'] for i in some} for some in (range(10), range(10, 20)))
+  return beir.write(tmp_path / 'beir', *texts, train=train, dev=dev)
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.encoding import embeddings
 from dprjax.losses import contrastive
 from dprjax.models import artifact
 from dprjax.training import dpr, query_only
 from dprjax.training.method import Parts
-from tests import reference, starts
+from tests import gradients, reference, starts
 from tests.options import check_options, with_options
 from tests.refusals import refused
 from tests.training import test_dpr as shared
@@ -106,7 +105,7 @@ WHOLE = {'negatives': 0, 'corpus_negatives': -1}
 )
 def test_loss_and_gradient_equal_numpy(devices, settings, known):
   config = make_config(**settings)
-  mesh = shared.make_mesh({'data': devices})
+  mesh = gradients.make_mesh({'data': devices})
   method = dpr.build(config, shared.MODEL, mesh)
   params = shared.make_params(method)
   assert [name for name in params if name.startswith('prompt/')] == ['prompt/query/prefix']
@@ -114,42 +113,22 @@ def test_loss_and_gradient_equal_numpy(devices, settings, known):
   if known:
     vectors = np.random.default_rng(2).normal(size=(len(batch['query_index']), WIDTH))
     batch[contrastive.FROZEN] = vectors.astype(np.float32)
-  rows = np.arange(TOTAL, dtype=np.int32)
-  whole = {'corpus/vectors': CORPUS, 'corpus/rows': rows}
-  constants = {} if config.corpus_negatives >= 0 else whole
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-
-  def loss(prompt, rest, batch):
-    return method.loss(tree.unflatten({**rest, 'prompt/query/prefix': prompt}), batch, None)
-
-  prompt = placed.pop('prompt/query/prefix')
-  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    prompt,
-    placed | meshes.put(constants, dict.fromkeys(constants, meshes.replicated(mesh))),
-    meshes.put_batch(mesh, batch),
+  whole = {'corpus/vectors': CORPUS, 'corpus/rows': np.arange(TOTAL, dtype=np.int32)}
+  value, metrics, gradient = gradients.value_and_gradient(
+    *(method, params, ('prompt/.*',), mesh, batch),
+    constants={} if config.corpus_negatives >= 0 else whole,
   )
   want, accuracy, negatives = expected(config, params, batch)
-  assert float(value) == pytest.approx(want, rel=1e-5)
-  assert float(metrics['negatives']) == pytest.approx(negatives)
-  assert float(metrics['accuracy']) == pytest.approx(accuracy)
-  # Along the gradient, by central differences.
-  gradient = np.asarray(gradient, np.float64)
-  norm, eps = np.linalg.norm(gradient), 1e-5
-  up, down = (
-    expected(
-      config,
-      params | {'prompt/query/prefix': params['prompt/query/prefix'] + step * gradient / norm},
-      batch,
-    )[0]
-    for step in (eps, -eps)
-  )
-  assert (up - down) / (2 * eps) == pytest.approx(norm, rel=1e-4)
+  assert value == pytest.approx(want, rel=1e-5)
+  assert metrics['negatives'] == pytest.approx(negatives)
+  assert metrics['accuracy'] == pytest.approx(accuracy)
+  gradients.assert_slope(lambda p: expected(config, p, batch)[0], params, gradient, 1e-4, 1e-5)
 
 
 @pytest.mark.slow
 def test_the_backbone_stays_frozen():
   config = make_config(trainable=('prompt/.*', 'backbone/.*'))
-  method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
+  method = dpr.build(config, shared.MODEL, gradients.make_mesh({'data': 1}))
   start = starts.init_params(shared.MODEL, 0)
   with refused('config.trainable'):
     method.init(Parts(start), jax.random.key(0))
@@ -185,7 +164,7 @@ def test_options_that_do_not_go_together(settings, message):
   config = with_options(**{'prompt__sides': 'query', 'prompt__length': 3} | settings)
   with refused(message):
     check_options(config)
-    query_only.check_corpus_negatives(config, shared.make_mesh({'data': 8}))
+    query_only.check_corpus_negatives(config, gradients.make_mesh({'data': 8}))
 
 
 @pytest.mark.slow
@@ -204,7 +183,7 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
 
   def init(prompt, **settings):
     config = shared.make_config(**settings)
-    method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
+    method = dpr.build(config, shared.MODEL, gradients.make_mesh({'data': 1}))
     return tree.flatten(method.init(Parts(start, prompt=prompt), jax.random.key(0))['prompt'])
 
   for prompt in (both, alone):

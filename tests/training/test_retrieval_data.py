@@ -3,7 +3,6 @@ ranks worked out by hand.
 """
 
 import itertools
-import json
 import math
 
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import pytest
 
 from dprjax.training import retrieval_data as retrieval
 from dprjax.training.method import Folds
+from tests import beir
 from tests.refusals import refused
 from tests.training.conftest import WORDS, assert_goes_on
 
@@ -23,48 +23,31 @@ QUERIES = {f'q{i}': ' '.join(PASSAGES[f'd{2 * i}'].split()[:2]) for i in range(1
 WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
 
 
-def find(method, config, workdir, devices):
-  found = method.find_splits(config.data, config, workdir, devices)
-  return found.texts() if isinstance(found, retrieval.Retrieval) else found
-
-
 @pytest.fixture
 def folder(tmp_path):
   """A BEIR folder: query i is about passage 2 i; in dev, oak is about e1, which has it most, and
   yew about e3, which e2 excels.
   """
-  path = tmp_path / 'beir'
-  (path / 'qrels').mkdir(parents=True)
-  dev = {
-    'e0': 'elm elm',
-    'e1': 'oak oak',
-    'e2': 'yew yew yew',
-    'e3': 'yew yew',
-  }  # the word once, in training passages, comes after
-  (path / 'corpus.jsonl').write_text(
-    ''.join(
-      json.dumps({'_id': name, 'title': '', 'text': text}) + '\n'
-      for name, text in (PASSAGES | dev).items()
-    )
+  # The word comes once in training passages, which come after.
+  dev = {'e0': 'elm elm', 'e1': 'oak oak', 'e2': 'yew yew yew', 'e3': 'yew yew'}
+  return beir.write(
+    tmp_path / 'beir',
+    PASSAGES | dev,
+    QUERIES | {'oak': 'oak', 'yew': 'yew'},
+    train={f'q{i}': [f'd{2 * i}'] for i in range(10)},
+    dev={'oak': ['e1'], 'yew': ['e3']},
   )
-  (path / 'queries.jsonl').write_text(
-    ''.join(
-      json.dumps({'_id': name, 'text': text}) + '\n'
-      for name, text in (QUERIES | {'oak': 'oak', 'yew': 'yew'}).items()
-    )
-  )
-  for split, judged in (
-    ('train', [(f'q{i}', f'd{2 * i}') for i in range(10)]),
-    ('dev', [('oak', 'e1'), ('yew', 'e3')]),
-  ):
-    (path / 'qrels' / f'{split}.tsv').write_text(
-      'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged)
-    )
-  return path
 
 
 @pytest.fixture
-def start(folder, tmp_path, settings, devices, tokenizer, model):
+def find(tmp_path, devices):
+  """``find(config)`` -> the located data."""
+  run = tmp_path / 'run'
+  return lambda config: retrieval.find_splits(config.data, config, run, devices).texts()
+
+
+@pytest.fixture
+def start(folder, find, settings, tokenizer, model):
   """``start(option=value)`` -> the data, on the folder above."""
 
   def run(**changes):
@@ -78,7 +61,7 @@ def start(folder, tmp_path, settings, devices, tokenizer, model):
       'data__query_buckets': (4, 8),
       'data__passage_buckets': (8, 16),
     } | changes
-    return find(retrieval, settings(**options), tmp_path / 'run', devices).open(tokenizer, model)
+    return find(settings(**options)).open(tokenizer, model)
 
   return run
 
@@ -123,7 +106,7 @@ def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 3, 3)
 
 
-def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, settings, devices):
+def test_a_teachers_scores_come_with_the_batch(start, find, batches_of, tmp_path, settings):
   run = tmp_path / 'run.trec'
   run.write_text(''.join(f'q{i} Q0 d{j} 1 {i - j} ce\n' for i in range(10) for j in range(20)))
   distillation = {'distillation__loss': 'kl', 'distillation__scores': str(run)}
@@ -136,7 +119,7 @@ def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, sett
 
   def files(**changes):
     given = {'data__dir': str(tmp_path / 'beir'), 'data__format': 'beir'} | distillation | changes
-    return find(retrieval, settings(**given), tmp_path / 'run', devices).files
+    return find(settings(**given)).files
 
   assert files()['teacher scores'] == run
   for scores, named in (('', 'config.distillation.scores'), ('lost.trec', 'lost.trec')):
@@ -194,14 +177,14 @@ def test_shortened_vectors_are_measured_too(start, bag):
   assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
 
 
-def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, settings, devices):
+def test_few_queries_are_held_out_in_turns(start, find, bag, folder, tmp_path, settings):
   few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
   data = start(**few, data__folds_below=10)  # as many as there are
   assert data.evaluation is not None and not data.description.startswith('10 ')
   data = start(**few, data__folds_below=11)
   assert data.evaluation is None and data.description.startswith('10 training queries')
   config = settings(data__dir=str(folder), data__format='beir', **few)
-  assert find(retrieval, config, tmp_path / 'run', devices).folds == Folds(2, 5)
+  assert find(config).folds == Folds(2, 5)
   held_out = []
   for fold in (1, 2):
     data = start(**few, data__fold=fold)

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.models import hub, masking
 from dprjax.models.encoder_config import EncoderConfig
@@ -14,7 +13,8 @@ from dprjax.models.head_specs import Head
 from dprjax.papers.condenser import pretrain
 from dprjax.text import tokenizing
 from dprjax.training.method import Parts
-from tests import reference, starts
+from tests import gradients, reference, starts
+from tests.gradients import make_mesh
 from tests.options import check_options, with_options
 from tests.refusals import refused
 
@@ -100,10 +100,6 @@ def make_batch(tokenizer, rows=ROWS, lengths=LENGTHS, seed=1):
   return batch
 
 
-def make_mesh(sizes):
-  return meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
-
-
 def make_params(method, model, std=0.4):
   start = starts.init_params(model, 3)
   params = method.init(Parts(start), jax.random.key(9))
@@ -113,28 +109,6 @@ def make_params(method, model, std=0.4):
     * np.float32(std / 0.02 if name.endswith(('kernel', 'embedding', 'prefix')) else 1.0)
     for name, leaf in tree.flatten(params).items()
   }
-
-
-def value_and_gradient(config, tokenizer, mesh, batch, key):
-  model = model_of(tokenizer)
-  method = pretrain.build(config, model, mesh, tokenizer)
-  params = make_params(method, model)
-  trainable = tree.trainable_names(config.trainable, list(params))
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-
-  def loss(trainable, frozen, batch):
-    return method.loss(tree.unflatten({**frozen, **trainable}), batch, key)
-
-  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    {n: x for n, x in placed.items() if n in trainable},
-    {n: x for n, x in placed.items() if n not in trainable},
-    meshes.put_batch(mesh, batch),
-  )
-  return (
-    params,
-    {name: float(x) for name, x in {'loss': value, **metrics}.items()},
-    {n: np.asarray(g) for n, g in gradient.items()},
-  )
 
 
 def masked_views(config, tokenizer, batch, key):
@@ -229,26 +203,19 @@ CASES += [
 def test_loss_and_gradient_equal_numpy(tokenizer, method, sizes, chunks):
   config = make_config(**METHODS[method], grad_cache=chunks)
   batch, key = make_batch(tokenizer), jax.random.key(5)
-  params, metrics, gradient = value_and_gradient(config, tokenizer, make_mesh(sizes), batch, key)
+  mesh, model = make_mesh(sizes), model_of(tokenizer)
+  method = pretrain.build(config, model, mesh, tokenizer)
+  params = make_params(method, model)
+  value, metrics, gradient = gradients.value_and_gradient(
+    method, params, config.trainable, mesh, batch, key
+  )
   masked = masked_views(config, tokenizer, batch, key)
-  expected = reference_metrics(config, tokenizer, params, batch, masked)
-  assert metrics == pytest.approx(expected, rel=1e-5)
-  # The slope along the gradient is its length, but for a gradient that is wrong anywhere.
-  norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
-  rng = np.random.default_rng(0)
-  for direction in (
-    {n: g.astype(np.float64) / norm for n, g in gradient.items()},
-    {n: rng.normal(size=g.shape) / np.sqrt(g.size) for n, g in gradient.items()},
-  ):
 
-    def at(t, direction=direction):
-      moved = {n: x.astype(np.float64) + t * direction.get(n, 0.0) for n, x in params.items()}
-      return reference_metrics(config, tokenizer, moved, batch, masked)['loss']
+  def expected(params):
+    return reference_metrics(config, tokenizer, params, batch, masked)
 
-    slope = (at(1e-6) - at(-1e-6)) / 2e-6
-    assert sum(
-      np.sum(gradient[n].astype(np.float64) * d) for n, d in direction.items()
-    ) == pytest.approx(slope, abs=1e-5 * norm)
+  assert metrics | {'loss': value} == pytest.approx(expected(params), rel=1e-5)
+  gradients.assert_slope(lambda params: expected(params)['loss'], params, gradient)
 
 
 @pytest.mark.slow

@@ -23,10 +23,6 @@ def split(text):
   return [sentence.strip() for sentence in text.split('.') if sentence.strip()]
 
 
-def find(method, config, workdir, devices):
-  return method.find_data(config.data, config, workdir, devices)
-
-
 @pytest.fixture
 def folder(tmp_path):
   lines = [json.dumps({'_id': name, 'text': text}) + '\n' for name, text in TEXTS.items()]
@@ -50,7 +46,8 @@ def start(folder, settings, devices, tokenizer, model):
       'pretrain__buckets': (8, 16, 24),
       'pretrain__passage_length': 64,
     } | changes
-    return find(pretrain, settings(**options), folder / 'run', devices).open(tokenizer, model)
+    config = settings(**options)
+    return pretrain.find_data(config.data, config, folder / 'run', devices).open(tokenizer, model)
 
   return run
 

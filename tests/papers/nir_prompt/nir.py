@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 
-from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.models import encoder, heads
 from dprjax.models.artifact import Prompt, save_prompt
@@ -11,7 +10,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.papers.nir_prompt import options
 from dprjax.training.method import Parts
-from tests import reference
+from tests import gradients, reference
 from tests.options import with_options
 
 SHA = 'a' * 64
@@ -149,40 +148,12 @@ def bare(tokens, mask):
 
 def value_and_gradient(build, config, model, tokenizer, parts, batch, sizes):
   """The flat parameters, the loss, its metrics, and gradients of trainable parameters."""
-  mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
+  mesh = gradients.make_mesh(sizes)
   method = build(config, model, mesh, tokenizer)
-  params = {
-    name: np.asarray(leaf)
-    for name, leaf in tree.flatten(method.init(parts, jax.random.key(3))).items()
-  }
-  trainable = tree.trainable_names(config.trainable, list(params))
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-
-  def loss(trainable, frozen, batch):
-    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)
-
-  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    {name: leaf for name, leaf in placed.items() if name in trainable},
-    {name: leaf for name, leaf in placed.items() if name not in trainable},
-    meshes.put_batch(mesh, batch),
-  )
-  gradient = {name: np.asarray(leaf, np.float64) for name, leaf in gradient.items()}
-  return params, float(value), metrics, gradient
+  made = tree.flatten(method.init(parts, jax.random.key(3)))
+  params = {name: np.asarray(leaf) for name, leaf in made.items()}
+  return params, *gradients.value_and_gradient(method, params, config.trainable, mesh, batch)
 
 
-def assert_slope(loss, params, gradient, seed=5, eps=1e-6):
-  """The gradient along a random direction, against central differences of ``loss(params)``."""
-  rng = np.random.default_rng(seed)
-  direction = {name: rng.standard_normal(leaf.shape) for name, leaf in gradient.items()}
-
-  def at(t):
-    moved = {
-      name: leaf.astype(np.float64) + t * direction.get(name, 0.0) for name, leaf in params.items()
-    }
-    return loss(moved)
-
-  slope = (at(eps) - at(-eps)) / (2 * eps)
-  ours = sum((gradient[name] * direction[name]).sum() for name in gradient)
-  size = np.sqrt(sum((leaf**2).sum() for leaf in gradient.values()))
-  assert size > 1e-3
-  np.testing.assert_allclose(ours, slope, rtol=2e-4, atol=2e-4 * size)
+def assert_slope(loss, params, gradient):
+  gradients.assert_slope(loss, params, gradient, 2e-4)

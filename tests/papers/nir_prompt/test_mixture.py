@@ -9,6 +9,7 @@ import pytest
 
 from dprjax.papers.nir_prompt import mixture, pairs
 from dprjax.text import batches, sources, token_cache, tokenizing
+from tests import beir
 from tests.refusals import refused
 from tests.training.conftest import WORDS
 
@@ -129,34 +130,6 @@ def tokenizer(tmp_path_factory):
   )
 
 
-def beir(folder, judged, corpus, queries, negatives=None):
-  """A BEIR folder of these judgements: query -> passages."""
-  (folder / 'qrels').mkdir(parents=True)
-  for name, texts in (('corpus', corpus), ('queries', queries)):
-    (folder / f'{name}.jsonl').write_text(
-      ''.join(json.dumps({'_id': key, 'text': value}) + '\n' for key, value in texts.items())
-    )
-  (folder / 'qrels' / 'train.tsv').write_text(
-    'query-id\tcorpus-id\tscore\n'
-    + ''.join(f'{query}\t{passage}\t1\n' for query, rows in judged.items() for passage in rows)
-  )
-  if negatives:
-    (folder / 'mined.jsonl').write_text(
-      ''.join(
-        json.dumps(
-          {
-            'query_id': query,
-            'query': queries[query],
-            'negative_passages': [{'docid': row, 'text': corpus[row]} for row in rows],
-          }
-        )
-        + '\n'
-        for query, rows in negatives.items()
-      )
-    )
-  return folder
-
-
 @pytest.fixture(scope='module')
 def caches(tmp_path_factory, tokenizer):
   """Two data sets with the same row numbers. In the first, query i is about passages i and i + 1;
@@ -171,12 +144,24 @@ def caches(tmp_path_factory, tokenizer):
       f'q{name}{i}': [f'{name}{i}', f'{name}{i + 1}'][: 2 if name == 'a' else 1]
       for i in range(count - 2)
     }
-    mined = (
-      {query: [f'b{(i + 4) % 14}'] for i, query in enumerate(queries)} if name == 'b' else None
-    )
-    path = beir(folder / name, judged, corpus, queries, mined)
+    path = beir.write(folder / name, corpus, queries, train=judged)
+    if name == 'b':
+      mined = {query: f'b{(i + 4) % 14}' for i, query in enumerate(queries)}
+      (path / 'mined.jsonl').write_text(
+        ''.join(
+          json.dumps(
+            {
+              'query_id': query,
+              'query': queries[query],
+              'negative_passages': [{'docid': row, 'text': corpus[row]}],
+            }
+          )
+          + '\n'
+          for query, row in mined.items()
+        )
+      )
     source = sources.Source(
-      str(path), 'beir', negatives=str(path / 'mined.jsonl') if mined else None
+      str(path), 'beir', negatives=str(path / 'mined.jsonl') if name == 'b' else None
     )
     built.append(
       token_cache.build_cache(

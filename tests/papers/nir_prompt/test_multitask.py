@@ -2,8 +2,6 @@
 against one worked out by hand.
 """
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +17,7 @@ from dprjax.training import config as configs
 from dprjax.training import cross_encoder
 from dprjax.training import method as methods
 from dprjax.training.method import Model, Parts
+from tests import beir
 from tests.options import with_options
 from tests.refusals import refused
 from tests.training.conftest import WORDS, assert_goes_on
@@ -47,25 +46,15 @@ def folder(tmp_path_factory):
     ('dr', WORDS[3:13], {'yew yew': 'yew', 'ash ash': 'ash'}),
   ):
     passages = {f'd{i}': f'{word} {words[i - 1]}' for i, word in enumerate(words)}
-    judged = [(word, f'd{i}') for i, word in enumerate(words)]
     own = {f'e{i}': text for i, text in enumerate(dev)}
     questions = {f'{word}?': (word, f'e{i}') for i, word in enumerate(dev.values()) if word}
-    files = path / name
-    (files / 'qrels').mkdir(parents=True)
-    for side, texts in (
-      ('corpus', passages | own),
-      ('queries', {word: word for word in words} | {q: word for q, (word, _) in questions.items()}),
-    ):
-      (files / f'{side}.jsonl').write_text(
-        ''.join(json.dumps({'_id': key, 'text': text}) + '\n' for key, text in texts.items())
-      )
-    for split, rows in (
-      ('train', judged),
-      ('dev', [(q, passage) for q, (_, passage) in questions.items()]),
-    ):
-      (files / 'qrels' / f'{split}.tsv').write_text(
-        'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in rows)
-      )
+    beir.write(
+      path / name,
+      passages | own,
+      {word: word for word in words} | {q: word for q, (word, _) in questions.items()},
+      train={word: [f'd{i}'] for i, word in enumerate(words)},
+      dev={q: [passage] for q, (_, passage) in questions.items()},
+    )
   (path / 'pi').mkdir()
   pairs.write_pairs(path / 'pi' / 'train.jsonl', PI)
   pairs.write_pairs(path / 'pi' / 'dev.jsonl', PI_DEV)

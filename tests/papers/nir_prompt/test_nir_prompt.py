@@ -26,20 +26,10 @@ BODY = 'backbone/(?!embeddings/word/).*'
 
 
 @pytest.fixture(scope='module')
-def model(tokenizer):
-  return nir.shape_of(tokenizer)
-
-
-@pytest.fixture(scope='module')
-def parts(model):
-  return nir.make_parts(model)
-
-
-@pytest.fixture(scope='module')
-def backbone(model, parts):
+def backbone(shape, parts):
   sentence = same_length(32, 'cls', False)
   return hub.Backbone(
-    model, parts.encoder, nir.SHA, 'BACKBONE', sentence, {}, {'mlm': parts.heads['mlm']}
+    shape, parts.encoder, nir.SHA, 'BACKBONE', sentence, {}, {'mlm': parts.heads['mlm']}
   )
 
 
@@ -62,30 +52,30 @@ def export(config, workdir, backbone, trained, tokenizer):
   return product, files
 
 
-def embedded(config, model, tokenizer, devices, params, tokens, mask):
+def embedded(config, shape, tokenizer, devices, params, tokens, mask):
   """Output of the method for texts of the first task, or for their pairs with themselves."""
-  method = METHODS[config.method].build(config, model, devices, tokenizer)
+  method = METHODS[config.method].build(config, shape, devices, tokenizer)
   numbers = np.zeros(len(tokens), np.int32)
   embed = jax.jit(method.embed, static_argnums=1)
   if config.method == 'nir_retriever':
     return np.concatenate([embed(params, side, tokens, mask, numbers) for side in SIDES])
   bare = [np.array(nir.bare(*row), np.int32) for row in zip(tokens, mask, strict=True)]
   found = nir_prompt.make_templates(
-    config, ('pair',), nir_prompt.read_files(config), tokenizer, model.vocab_size
+    config, ('pair',), nir_prompt.read_files(config), tokenizer, shape.vocab_size
   )
-  pairs = found.templates['pair'][0].pack((bare, bare), model.max_tokens, tokenizer.pad_id)
-  rows, seen = tokenizing.pad_batch(pairs.rows, model.max_tokens, tokenizer.pad_id)
+  pairs = found.templates['pair'][0].pack((bare, bare), shape.max_tokens, tokenizer.pad_id)
+  rows, seen = tokenizing.pad_batch(pairs.rows, shape.max_tokens, tokenizer.pad_id)
   return np.asarray(embed(params, 'pair', rows, seen, pairs.lengths, numbers))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['nir_retriever', 'nir_reranker'])
 def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
-  name, tokenizer, model, parts, backbone, devices, tmp_path
+  name, tokenizer, shape, parts, backbone, devices, tmp_path
 ):
   kinds = SIDES if name == 'nir_retriever' else ('pair',)
   config = nir.make_config(name, ('qa',), trainable=('prompt/.*',), template__fixed_layers=1)
-  method = METHODS[name].build(config, model, devices, tokenizer)
+  method = METHODS[name].build(config, shape, devices, tokenizer)
   params = method.init(parts, jax.random.key(3))
   assert {name.split('/')[0] for name in tree.flatten(params)} == {'backbone', 'prompt'} | (
     {'head'} if kinds == ('pair',) else set()
@@ -107,10 +97,10 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   # Under the file the model says the same.
   rng = np.random.default_rng(0)
   rows = nir.texts(rng, 6, 5, 7, tokenizer, WORDS)
-  before = embedded(config, model, tokenizer, devices, params, *rows)
+  before = embedded(config, shape, tokenizer, devices, params, *rows)
   config.tasks.qa.prompt, config.trainable = str(files['qa']), (BODY,)
-  params = METHODS[name].build(config, model, devices, tokenizer).init(parts, jax.random.key(4))
-  after = embedded(config, model, tokenizer, devices, params, *rows)
+  params = METHODS[name].build(config, shape, devices, tokenizer).init(parts, jax.random.key(4))
+  after = embedded(config, shape, tokenizer, devices, params, *rows)
   np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
   assert np.ptp(after) > 0.01
 
@@ -127,15 +117,15 @@ def kept(config, workdir, kinds):
 
 
 def test_the_essential_matching_module_exports_its_head_and_all_prompts(
-  tokenizer, model, parts, backbone, tmp_path
+  tokenizer, shape, parts, backbone, tmp_path
 ):
   config = nir.make_config('nir_reranker', trainable=(BODY, 'head/.*'))
-  digest = head_specs.sha256('mlm', model, parts.heads['mlm'])
+  digest = head_specs.sha256('mlm', shape, parts.heads['mlm'])
   arrays = {}
   for seed, task in enumerate(config.tasks):
     path = tmp_path / 'mdm' / f'{task}.npz'
     arrays[task] = nir.write_prompt(
-      path, model, tokenizer, config, ('pair',), seed=seed, head_sha256=digest
+      path, shape, tokenizer, config, ('pair',), seed=seed, head_sha256=digest
     )
     config.tasks[task].prompt = str(path)
   kept(config, tmp_path / 'run', ('pair',))
@@ -158,7 +148,7 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
   assert sorted(files) == ['dialogue', 'qa']
   for task, file in files.items():
     prompt = artifact.load_prompt(file)
-    assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', model, head) != digest
+    assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', shape, head) != digest
     assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
     for name, array in arrays[task].items():
       np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)

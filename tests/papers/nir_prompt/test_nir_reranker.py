@@ -19,16 +19,6 @@ TRAINED = ('prompt/.*', 'backbone/(?!embeddings/word/).*', 'head/.*')
 
 
 @pytest.fixture(scope='module')
-def model(tokenizer):
-  return nir.shape_of(tokenizer)
-
-
-@pytest.fixture(scope='module')
-def parts(model):
-  return nir.make_parts(model)
-
-
-@pytest.fixture(scope='module')
 def batch(tokenizer):
   rng = np.random.default_rng(1)
   first = nir.texts(rng, ROWS, 5, 7, tokenizer, WORDS)
@@ -43,7 +33,7 @@ def batch(tokenizer):
   }
 
 
-def reference_logits(config, model, tokenizer, params, batch):
+def reference_logits(config, shape, tokenizer, params, batch):
   """The logits [B, V] at [MASK], an example at a time."""
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
   names = sorted(config.tasks)
@@ -59,9 +49,9 @@ def reference_logits(config, model, tokenizer, params, batch):
     )
     sep = tokenizer.closing[0]
     row = [tokenizer.opening[0], *p1, *first, sep, *p2, *second, sep, *p3, tokenizer.mask_id, sep]
-    state = reference.encode_template(model, params['backbone'], row, fixed)[-2]
+    state = reference.encode_template(shape, params['backbone'], row, fixed)[-2]
     words = params['backbone']['embeddings']['word']['embedding']
-    found.append(reference.mlm_logits(model, params['head']['mlm'], words, state))
+    found.append(reference.mlm_logits(shape, params['head']['mlm'], words, state))
   return np.array(found)
 
 
@@ -71,8 +61,8 @@ def answers(tokenizer):
   return no, yes
 
 
-def reference_loss(config, model, tokenizer, params, batch):
-  logits = reference_logits(config, model, tokenizer, params, batch)
+def reference_loss(config, shape, tokenizer, params, batch):
+  logits = reference_logits(config, shape, tokenizer, params, batch)
   no, yes = answers(tokenizer)
   total, right, mass = 0.0, 0, 0.0
   for row, label in zip(logits, batch['label'], strict=True):
@@ -83,16 +73,12 @@ def reference_loss(config, model, tokenizer, params, batch):
   return total / ROWS, right / ROWS, mass / ROWS
 
 
-def slow(*values):
-  return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('changes', 'sizes'),
   [
-    slow({'template__lengths': (2, 3, 1), 'grad_cache': 2}, {'data': 1}),
-    slow(
+    ({'template__lengths': (2, 3, 1), 'grad_cache': 2}, {'data': 1}),
+    (
       {
         'grad_cache': 2,
         'template__fixed_layers': 0,
@@ -101,37 +87,37 @@ def slow(*values):
       {'data': 1},
     ),
     # Without prompt encoders, which take seconds to compile.
-    slow({'template__kind': 'manual', 'trainable': TRAINED[1:], 'grad_cache': 2}, {'data': 8}),
+    ({'template__kind': 'manual', 'trainable': TRAINED[1:], 'grad_cache': 2}, {'data': 8}),
     ({'template__kind': 'manual', 'trainable': TRAINED[1:]}, {'data': 1}),
   ],
 )
-def test_loss_and_gradient_equal_loops_in_float64(changes, sizes, tokenizer, model, parts, batch):
+def test_loss_and_gradient_equal_loops_in_float64(changes, sizes, tokenizer, shape, parts, batch):
   config = nir.make_config('nir_reranker', **({'trainable': TRAINED} | changes))
   params, value, metrics, gradient = nir.value_and_gradient(
-    nir_reranker.build, config, model, tokenizer, parts, batch, sizes
+    nir_reranker.build, config, shape, tokenizer, parts, batch, sizes
   )
   assert 'backbone/embeddings/word/embedding' not in gradient
 
   def loss(params):
-    return reference_loss(config, model, tokenizer, params, batch)
+    return reference_loss(config, shape, tokenizer, params, batch)
 
   np.testing.assert_allclose(
-    [value, float(metrics['accuracy']), float(metrics['yes_or_no'])], loss(params), rtol=2e-5
+    [value, metrics['accuracy'], metrics['yes_or_no']], loss(params), rtol=2e-5
   )
   nir.assert_slope(lambda params: loss(params)[0], params, gradient)
 
 
 @pytest.mark.slow
-def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
+def test_scores_of_packed_pairs(tokenizer, shape, parts, batch, devices):
   config = nir.make_config('nir_reranker', trainable=TRAINED)
   scores = {}
   for kind in ('logit', 'probability'):
     config.template.score = kind
-    method = nir_reranker.build(config, model, devices, tokenizer)
+    method = nir_reranker.build(config, shape, devices, tokenizer)
     if not scores:
       params = method.init(parts, jax.random.key(3))
     (template, _) = nir_prompt.make_templates(
-      config, ('pair',), nir_prompt.read_files(config), tokenizer, model.vocab_size
+      config, ('pair',), nir_prompt.read_files(config), tokenizer, shape.vocab_size
     ).templates['pair']
     texts = [
       [
@@ -140,7 +126,7 @@ def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
       ]
       for side in ('first', 'second')
     ]
-    pairs = template.pack(texts, model.max_tokens, tokenizer.pad_id)
+    pairs = template.pack(texts, shape.max_tokens, tokenizer.pad_id)
     length = max(map(len, pairs.rows)) + 3
     rows = np.array([np.pad(row, (0, length - len(row))) for row in pairs.rows])
     scores[kind] = np.asarray(
@@ -150,7 +136,7 @@ def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
     )
     assert scores[kind].shape == (ROWS, 1)
   flat = {name: np.asarray(leaf) for name, leaf in tree.flatten(params).items()}
-  logits = reference_logits(config, model, tokenizer, flat, batch)
+  logits = reference_logits(config, shape, tokenizer, flat, batch)
   no, yes = answers(tokenizer)
   each = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
   expected = logits[:, yes] - logits[:, no]
@@ -162,24 +148,24 @@ def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
   bare = tree.unflatten(method.baseline(flat))
   found = method.embed(bare, 'pair', rows, rows > -1, pairs.lengths, batch['task'])
   config.template.kind, config.template.score = 'none', 'logit'
-  logits = reference_logits(config, model, tokenizer, flat, batch)
+  logits = reference_logits(config, shape, tokenizer, flat, batch)
   each = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
   np.testing.assert_allclose(found[:, 0], each[:, yes] - each[:, no], rtol=2e-4, atol=2e-5)
 
 
-def init(config, tokenizer, model, parts, devices):
-  return nir_reranker.build(config, model, devices, tokenizer).init(parts, jax.random.key(0))
+def init(config, tokenizer, shape, parts, devices):
+  return nir_reranker.build(config, shape, devices, tokenizer).init(parts, jax.random.key(0))
 
 
-def test_backbones_without_the_head_that_answers(tokenizer, model, parts, devices, tmp_path):
+def test_backbones_without_the_head_that_answers(tokenizer, shape, parts, devices, tmp_path):
   config = nir.make_config('nir_reranker', trainable=TRAINED)
   with refused('BACKBONE', 'configs/condenser.py:mlm'):
-    init(config, tokenizer, model, parts._replace(heads={}), devices)
+    init(config, tokenizer, shape, parts._replace(heads={}), devices)
   config = nir.make_config('nir_reranker', tasks=('qa',), trainable=TRAINED[1:])
   config.tasks.qa.prompt = str(tmp_path / 'qa.npz')
-  digest = head_specs.sha256('mlm', model, parts.heads['mlm'])
-  nir.write_prompt(tmp_path / 'qa.npz', model, tokenizer, config, ('pair',), head_sha256=digest)
-  init(config, tokenizer, model, parts, devices)
-  nir.write_prompt(tmp_path / 'qa.npz', model, tokenizer, config, ('pair',))
+  digest = head_specs.sha256('mlm', shape, parts.heads['mlm'])
+  nir.write_prompt(tmp_path / 'qa.npz', shape, tokenizer, config, ('pair',), head_sha256=digest)
+  init(config, tokenizer, shape, parts, devices)
+  nir.write_prompt(tmp_path / 'qa.npz', shape, tokenizer, config, ('pair',))
   with refused('b' * 64):
-    init(config, tokenizer, model, parts, devices)
+    init(config, tokenizer, shape, parts, devices)

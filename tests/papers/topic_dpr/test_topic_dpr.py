@@ -1,7 +1,5 @@
 """The losses of Topic-DPR against plain loops, on any mesh, with and without gradient cache."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -12,10 +10,10 @@ from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.topic_dpr import topic, topic_dpr, topic_losses
 from dprjax.papers.topic_dpr.topic_models import Topics
-from dprjax.text import table
+from dprjax.text import beir, table
 from dprjax.training import retrieval_data
 from dprjax.training.method import Parts
-from tests import reference, starts
+from tests import gradients, reference, starts
 from tests.options import check_options, with_options
 from tests.refusals import refused
 from tests.training.conftest import WORDS
@@ -165,39 +163,19 @@ def loop_losses(q, p, sets, under, n):
   return qp, qq, tt
 
 
-def value_and_gradient(config, shape, mesh, batch, tokenizer, found, trainable=('prompt/.*',)):
-  model = topic_dpr.build(config, shape, mesh, tokenizer)
-  params = make_params(model, shape, found)
-  names = tree.trainable_names(trainable, list(params))
-  placed = meshes.put(params, meshes.param_shardings(mesh, params))
-
-  def loss(trained, frozen, batch):
-    return model.loss(tree.unflatten({**frozen, **trained}), batch, None)
-
-  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    {name: leaf for name, leaf in placed.items() if name in names},
-    {name: leaf for name, leaf in placed.items() if name not in names},
-    meshes.put_batch(mesh, batch),
-  )
-  return params, float(value), metrics, {n: np.asarray(g) for n, g in gradient.items()}
-
-
-def slow(*values):
-  return pytest.param(*values, marks=pytest.mark.slow)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('devices', 'categories', 'changes'),
   [
-    slow(1, 'some', {}),
-    slow(8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
-    slow(8, 'some', {'grad_cache': 2}),
-    slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
-    slow(8, 'none shared', {}),
-    slow(1, 'all shared', {}),
-    slow(1, 'some', {'topics__keep': 1, 'grad_cache': 2}),
-    slow(8, 'some', {'topics__topic_topic': False}),
-    slow(8, 'some', {'topics__path': '', 'prompt__length': 0}),
+    (1, 'some', {}),
+    (8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
+    (8, 'some', {'grad_cache': 2}),
+    (1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
+    (8, 'none shared', {}),
+    (1, 'all shared', {}),
+    (1, 'some', {'topics__keep': 1, 'grad_cache': 2}),
+    (8, 'some', {'topics__topic_topic': False}),
+    (8, 'some', {'topics__path': '', 'prompt__length': 0}),
   ],
 )
 def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categories, changes):
@@ -206,25 +184,16 @@ def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categor
   batch = make_batch(shape.vocab_size, categories)
   kept = topic_dpr.keep(found, config.topics.keep)
   trainable = ('prompt/.*',) if config.prompt.length else ('backbone/.*',)
-  params, value, metrics, gradient = value_and_gradient(
-    config, shape, mesh, batch, tokenizer, kept, trainable
-  )
+  model = topic_dpr.build(config, shape, mesh, tokenizer)
+  params = make_params(model, shape, kept)
+  value, metrics, gradient = gradients.value_and_gradient(model, params, trainable, mesh, batch)
   assert np.isclose(value, expected(config, shape, params, batch), rtol=2e-5)
   several = config.topics.path and config.topics.topic_topic and len(kept) > 1
-  assert (float(metrics['topic_topic']) > 0) == bool(several)
-  assert (float(metrics['query_query']) > 0) == (categories == 'some')
-  # The slope along the gradient, by central differences in float64.
-  norm = np.sqrt(sum(float(np.sum(g.astype(np.float64) ** 2)) for g in gradient.values()))
-  assert norm > 1e-4 and all(np.isfinite(g).all() for g in gradient.values())
-
-  def at(t):
-    moved = {
-      name: leaf + t * gradient[name].astype(np.float64) / norm if name in gradient else leaf
-      for name, leaf in params.items()
-    }
-    return expected(config, shape, moved, batch)
-
-  assert np.isclose((at(1e-5) - at(-1e-5)) / 2e-5, norm, rtol=2e-3)
+  assert (metrics['topic_topic'] > 0) == bool(several)
+  assert (metrics['query_query'] > 0) == (categories == 'some')
+  gradients.assert_slope(
+    lambda params: expected(config, shape, params, batch), params, gradient, 2e-3, 1e-5
+  )
 
 
 @pytest.mark.slow
@@ -376,15 +345,11 @@ def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qre
 
 def make_folder(folder, split, qrels):
   """Five documents with categories, and a BEIR folder of them for a split."""
-  root = folder / split
-  (root / 'qrels').mkdir(parents=True)
   of = {'p0': ['a'], 'p1': ['a', 'b'], 'p2': ['b'], 'p3': ['c'], 'p4': []}
   corpus = [
     {'_id': id_, 'title': '', 'text': f'oak elm {word}', 'categories': categories}
     for (id_, categories), word in zip(of.items(), WORDS, strict=False)
   ]
   queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
-  for name, rows in (('corpus', corpus), ('queries', queries)):
-    (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
-  (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
+  judged = {query: dict.fromkeys(ids, 1) for query, ids in qrels.items()}
+  beir.write(folder / split, corpus, queries, {split: judged})

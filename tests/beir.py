@@ -1,0 +1,16 @@
+"""Small data sets."""
+
+from dprjax.text import beir
+
+
+def write(folder, corpus, queries, **judged):
+  """A BEIR folder of texts by id and, for each split, the relevant passages by query."""
+  passages, asked = (
+    [{'_id': id_, 'text': text} for id_, text in texts.items()] for texts in (corpus, queries)
+  )
+  qrels = {
+    split: {query: dict.fromkeys(found, 1) for query, found in relevant.items()}
+    for split, relevant in judged.items()
+  }
+  beir.write(folder, passages, asked, qrels)
+  return folder
