@@ -4,7 +4,6 @@ A server is in no package index that tests may assume. The models, which are mad
 document, read each request; the embedded mode of the client answers it.
 """
 
-import http.server
 import json
 import re
 import threading
@@ -15,59 +14,29 @@ import pydantic
 import qdrant_client
 from qdrant_client.http import models
 
+from tests.engines.stand_in import StandIn
 
-class QdrantServer:
-  """Listens on a free port of this machine.
 
-  Attributes:
-    url: of the server.
-    full: whether its disk is full.
-    token: the key that it wants.
-  """
+class QdrantServer(StandIn):
+  """A server, which may want a key, its ``token``."""
 
   def __init__(self) -> None:
     self.client = qdrant_client.QdrantClient(':memory:', force_disable_check_same_thread=True)
-    self.full, self.token = False, ''
-    server, lock = self, threading.Lock()
+    self._lock = threading.Lock()
+    super().__init__()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-      protocol_version = 'HTTP/1.1'
-
-      def log_message(self, *_: Any) -> None:
-        pass
-
-      def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-        status, found = 200, {}
-        if server.token and self.headers.get('api-key') != server.token:
-          status, found = 401, {'status': {'error': 'Must provide an API key'}}
-        else:
-          try:
-            # The embedded mode warns that it has no index to look at more of.
-            with lock, warnings.catch_warnings():
-              warnings.simplefilter('ignore')
-              found = server.handle(self.command, self.path.partition('?')[0], body)
-          except (pydantic.ValidationError, ValueError) as error:
-            status, found = 400, {'status': {'error': str(error)}}
-          except OSError as error:
-            status, found = 500, {'status': {'error': str(error)}}
-        content = json.dumps(found).encode()
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-      do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer
-
-    self._http = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-    self._http.daemon_threads = True
-    self.url = f'http://127.0.0.1:{self._http.server_port}'
-    threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
-
-  def close(self) -> None:
-    self._http.shutdown()
-    self._http.server_close()
+  def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, Any]:
+    if self.token and headers.get('api-key') != self.token:
+      return 401, {'status': {'error': 'Must provide an API key'}}
+    try:
+      # The embedded mode warns that it has no index to look at more of.
+      with self._lock, warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return 200, self.handle(method, path.partition('?')[0], body)
+    except (pydantic.ValidationError, ValueError) as error:
+      return 400, {'status': {'error': str(error)}}
+    except OSError as error:
+      return 500, {'status': {'error': str(error)}}
 
   def handle(self, method: str, path: str, body: bytes) -> dict[str, Any]:
     if path in ('', '/'):

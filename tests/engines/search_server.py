@@ -7,14 +7,14 @@ unknown key, a missing one or another type with status 400, as the servers do.
 
 import base64
 import collections
-import http.server
 import json
 import math
-import threading
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+
+from tests.engines.stand_in import StandIn
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -216,63 +216,27 @@ class Index(msgspec.Struct):
   shown: dict[str, dict[str, Any]] = {}  # since the last refresh
 
 
-class SearchServer:
-  """Listens on a free port of this machine.
-
-  Attributes:
-    url: of the server.
-    requests: (method, path, body) of all requests.
-    full: whether its disk is full.
-    token: 'user:password' that it wants.
-  """
+class SearchServer(StandIn):
+  """A server of this distribution, which may want the token 'user:password'."""
 
   def __init__(self, distribution: str = 'opensearch'):
-    self.distribution, self.full, self.token = distribution, False, ''
-    self.requests: list[tuple[str, str, bytes]] = []
+    self.distribution = distribution
     self.indexes: dict[str, Index] = {}
     opensearch = distribution == 'opensearch'
     self._search = OpenSearchSearch if opensearch else ElasticSearch
     self._made = OpenSearchIndex if opensearch else ElasticIndex
-    server = self
+    super().__init__()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-      protocol_version = 'HTTP/1.1'
-
-      def log_message(self, *_: Any) -> None:
-        pass
-
-      def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-        server.requests.append((self.command, self.path, body))
-        try:
-          if server.token:
-            expected = 'Basic ' + base64.b64encode(server.token.encode()).decode()
-            if self.headers.get('Authorization') != expected:
-              raise Failure(401, 'security_exception', 'missing authentication credentials')
-          status, found = 200, server.handle(self.command, self.path, body)
-        except Failure as failure:
-          status, found = failure.status, {'error': failure.error, 'status': failure.status}
-        except (msgspec.ValidationError, ValueError) as error:
-          status = 400
-          found = {'error': {'type': 'parsing_exception', 'reason': str(error)}, 'status': 400}
-        content = json.dumps(found).encode()
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(content)))
-        self.end_headers()
-        if self.command != 'HEAD':
-          self.wfile.write(content)
-
-      do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = answer
-
-    self._http = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-    self._http.daemon_threads = True
-    self.url = f'http://127.0.0.1:{self._http.server_port}'
-    threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
-
-  def close(self) -> None:
-    self._http.shutdown()
-    self._http.server_close()
+  def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, Any]:
+    try:
+      expected = 'Basic ' + base64.b64encode(self.token.encode()).decode()
+      if self.token and headers.get('Authorization') != expected:
+        raise Failure(401, 'security_exception', 'missing authentication credentials')
+      return 200, self.handle(method, path, body)
+    except Failure as failure:
+      return failure.status, {'error': failure.error, 'status': failure.status}
+    except (msgspec.ValidationError, ValueError) as error:
+      return 400, {'error': {'type': 'parsing_exception', 'reason': str(error)}, 'status': 400}
 
   def handle(self, method: str, path: str, body: bytes) -> Any:
     path, _, options = path.partition('?')

@@ -8,7 +8,7 @@ import pytest
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.training import dpr, optim, updates
+from dprjax.training import dpr, updates
 from dprjax.training.method import Parts
 from tests import gradients, reference, starts
 from tests.gradients import make_mesh
@@ -196,16 +196,9 @@ def run_steps(config, steps, mesh):
   method = dpr.build(config, MODEL, mesh)
   params = make_params(method, std=0.02)
   names = tree.trainable_names(config.trainable, list(params))
-  shardings = meshes.param_shardings(mesh, params)
-  placed = meshes.put(params, shardings)
-  trainable, frozen = (
-    {n: x for n, x in placed.items() if (n in names) == wanted} for wanted in (True, False)
-  )
-  optimizer = optim.make_optimizer(config.optim, list(params), names, steps)
-  state = updates.State(
-    trainable, updates.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
-  )
-  update = updates.make_update(method, optimizer, list(frozen))
+  layout = updates.lay_out(config, params, names, mesh, steps)
+  state, frozen = layout.place(params)
+  update = updates.make_update(method, layout.optimizer, list(frozen))
   for step in range(steps):
     state, metrics = update(
       state, frozen, meshes.put_batch(mesh, make_batch(seed=step)), jax.random.key(0), step + 1

@@ -106,34 +106,29 @@ track(pathlib.Path(sys.argv[1]), sys.argv[2], 2, [3])
 """
 
 
-def in_a_process(workdir, to, **environment):
-  """Tracks steps 1 and 2 and, resumed, 3: these packages start threads and change the process."""
-  workdir.mkdir()
-  environment = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)} | environment
-  subprocess.run([sys.executable, '-c', PROGRAM, str(workdir), to], check=True, env=environment)
-
-
 @pytest.mark.slow
-@installed('trackio')
-def test_trackio(tmp_path):
-  in_a_process(tmp_path / 'run', 'trackio', TRACKIO_DIR=str(tmp_path / 'trackio'))
-  [path] = (tmp_path / 'trackio').glob('tests*.db')
-  with contextlib.closing(sqlite3.connect(path)) as database:
-    rows = database.execute('select run_name, step, metrics from metrics order by step').fetchall()
-  assert len({name for name, _, _ in rows}) == 1
-  assert [(step, json.loads(values)['dev/nDCG@10']) for _, step, values in rows] == [
-    (1, 0.1),
-    (2, 0.2),
-    (3, 0.3),
-  ]
-
-
-@pytest.mark.slow
-@installed('wandb')
-def test_wandb(tmp_path):
-  in_a_process(tmp_path / 'run', 'wandb', WANDB_MODE='offline', WANDB_SILENT='true')
-  runs = sorted((tmp_path / 'run' / 'wandb').glob('offline-run-*'))
-  files = [next(run.glob('*.wandb')) for run in runs]
+@pytest.mark.parametrize(
+  'name', [pytest.param(one, marks=installed(one)) for one in ('trackio', 'wandb')]
+)
+def test_in_a_process(tmp_path, name):
+  """Steps 1 and 2 and, resumed, 3: these packages start threads and change the process."""
+  run = tmp_path / 'run'
+  run.mkdir()
+  environment = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
+  environment |= {'TRACKIO_DIR': str(tmp_path), 'WANDB_MODE': 'offline', 'WANDB_SILENT': 'true'}
+  subprocess.run([sys.executable, '-c', PROGRAM, str(run), name], check=True, env=environment)
+  if name == 'trackio':
+    [path] = tmp_path.glob('tests*.db')
+    with contextlib.closing(sqlite3.connect(path)) as database:
+      rows = database.execute('select run_name, step, metrics from metrics order by step')
+      found = [
+        (run_name, step, json.loads(values)['dev/nDCG@10']) for run_name, step, values in rows
+      ]
+    assert len({run_name for run_name, *_ in found}) == 1
+    assert [one[1:] for one in found] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    return
+  parts = sorted((run / 'wandb').glob('offline-run-*'))
+  files = [next(part.glob('*.wandb')) for part in parts]
   # Both parts have one id; a sync joins them.
   assert len({path.name for path in files}) == 1
   content = b''.join(path.read_bytes() for path in files)

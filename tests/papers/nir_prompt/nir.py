@@ -11,6 +11,7 @@ from dprjax.models.head_specs import Head
 from dprjax.papers.nir_prompt import options
 from dprjax.training.method import Parts
 from tests import gradients, reference
+from tests.models.test_artifact import META
 from tests.options import with_options
 
 SHA = 'a' * 64
@@ -80,27 +81,23 @@ def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **
     for name, length in zip(names[kind], lengths, strict=False)
   }
   strings = {kind: config.template['pair' if kind == 'pair' else 'text'] for kind in kinds}
-  meta = {
-    'format': 'dprjax.prompt',
-    'version': 1,
+  own = {
     'kind': 'template',
     'backbone': 'BACKBONE',
     'backbone_sha256': SHA,
     'tokenizer_sha256': tokenizer.sha256,
     'pooling': 'mask',
     'normalize': False,
-    'temperature': 1.0,
-    'shift_positions': False,
     'query_max_length': 7,
     'passage_max_length': 9,
-    'dprjax_version': '0',
     'template': strings,
     'words': {},
     'fixed_layers': 2,
     'verbalizer': ['oak', 'elm'],
     'score': 'logit',
     'head_sha256': 'b' * 64,
-  } | change
+  }
+  meta = {name: value for name, value in META.items() if name != 'task'} | own | change
   save_prompt(path, Prompt(meta, {f'slots/{name}': array for name, array in arrays.items()}))
   return arrays
 
