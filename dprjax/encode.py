@@ -31,7 +31,7 @@ from dprjax.base.flags import flag
 from dprjax.encoding import codes, manifest
 from dprjax.text import inputs as inputs_of
 from dprjax.text.qrels import read_qrels
-from dprjax.text.texts import Text, Texts, read_texts
+from dprjax.text.texts import Text, Texts
 from dprjax.text.vector_spec import SIDES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _CHECKED = 1000  # texts checked for words of the topics
 
 
 def _topic(text: str) -> str:
-  return text if text in ('infer', 'oracle') else str(flags.whole(0, 1000)(text))
+  return text if text == 'infer' else str(flags.whole(0, 1000)(text))
 
 
 def _part(text: str) -> str:
@@ -57,13 +57,11 @@ class Flags:
   backbone: str = flags.backbone()
   prompt: str | None = flag('a prompt.npz of the backbone, or USER/NAME[@COMMIT] on the hub', None)
   topic: str = flag(
-    'with a topic prompt: infer the topic of each text from its words; oracle, the topic of the '
-    'document with the same id; or one topic for all texts',
+    'with a topic prompt: infer the topic of each text from its words, or one topic for all texts',
     'infer',
     read=_topic,
-    metavar='infer|oracle|NUMBER',
+    metavar='infer|NUMBER',
   )
-  documents: str | None = flag('with --topic=oracle: the corpus', None, metavar='FILE')
   side: str = flag('of the texts', choices=SIDES)
   input: str = flags.texts_file('_id, title and text')
   column: dict[str, str] = flags.columns('id, title or text')
@@ -107,8 +105,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: Flags) -> None:
   # Before loading the backbone, which takes long.
   inputs_of.find(args.input, args.side)
-  if args.topic == 'oracle' and args.documents is None:
-    raise InputError('--topic=oracle needs --documents=FILE, the corpus with the topics')
   if args.qrels and args.side != 'query':
     raise InputError('--qrels selects queries: it needs --side=query')
   if args.precision in codes.LEVELS and args.side == 'query':
@@ -117,7 +113,7 @@ def _command(args: Flags) -> None:
     )
   import jax
 
-  inputs = flags.paths(args, 'backbone', 'prompt', 'input', 'qrels', 'documents')
+  inputs = flags.paths(args, 'backbone', 'prompt', 'input', 'qrels')
   with outputs.claim_folder(
     args.out,
     inputs,
@@ -166,8 +162,7 @@ def _encode(args: Flags) -> None:
       source=args.input,
       dtype=args.precision,
       shard_rows=args.shard_rows,
-      topic=args.topic,
-      numbers=_topics(encoder, args, texts),
+      topic=_topic_of(encoder, args, texts),
       calibrate=args.calibrate,
     )
 
@@ -190,29 +185,16 @@ def _part_of(texts: Iterable[Text], part: str, source: str) -> _Slice:
   return _Slice(texts, total * number // parts, total * (number + 1) // parts)
 
 
-def _topics(encoder: Encoder, args: Flags, texts: Iterable[Text]) -> list[int] | int | None:
-  """The topic of each text or of all; None to infer them."""
-  if args.topic == 'infer':
-    if args.side == 'passage' and encoder.topics:
-      first = [text.text for text in itertools.islice(texts, _CHECKED)]
-      for model in encoder.topics.values():
-        model.check_shares(first, args.input)
-    return None
-  if args.topic != 'oracle':
+def _topic_of(encoder: Encoder, args: Flags, texts: Iterable[Text]) -> int | None:
+  """The topic of all texts; None to infer that of each."""
+  if args.topic != 'infer':
     encoder.check_topic(int(args.topic))
     return int(args.topic)
-  encoder.check_topic(0)
-  assert args.documents is not None
-  ids = [text.id for text in texts]
-  wanted = set(ids)
-  found = {text.id: text.text for text in read_texts(args.documents, 'passage', wanted)}
-  if missing := [id_ for id_ in ids if id_ not in found]:
-    raise InputError(
-      f'--topic=oracle: {args.documents} lacks {len(missing)} of {len(ids)} documents, such as '
-      f'{missing[0]!r}; use --topic=infer'
-    )
-  (model,) = encoder.topics.values()
-  return model.assign([found[id_] for id_ in ids]).tolist()
+  if args.side == 'passage' and encoder.topics:
+    first = [text.text for text in itertools.islice(texts, _CHECKED)]
+    for model in encoder.topics.values():
+      model.check_shares(first, args.input)
+  return None
 
 
 def _warn_untrained_length(encoder: Encoder) -> None:

@@ -44,8 +44,7 @@ def fill_folder(
   source: str,
   dtype: str = 'float32',
   shard_rows: int = 20_000,
-  topic: str = 'infer',
-  numbers: Sequence[int] | int | None = None,
+  topic: int | None = None,
   calibrate: int = 1024,
   vectors: Callable[[slice], Float[np.ndarray, 'n H']] | None = None,
 ) -> None:
@@ -57,8 +56,7 @@ def fill_folder(
   Args:
     encoder: with at most one prompt.
     texts: at least one; the same in each iteration.
-    topic, numbers: for a topic prompt: how topics were chosen, and the topic of each text or of
-      all; None: by words.
+    topic: for a topic prompt: the topic of all texts; None: by the words of each.
     calibrate: the most texts for measuring the ranges of codes. An unfinished folder keeps its
       ranges.
     vectors: gives the vectors of texts that are already encoded.
@@ -71,7 +69,7 @@ def fill_folder(
     writer = embeddings.EmbeddingsWriter(out, meta, survey.rows, shard_rows, process, source)
     if writer.needs_ranges:
       try:
-        _calibrate(writer, encoder, side, texts, count_all, numbers, calibrate)
+        _calibrate(writer, encoder, side, texts, count_all, topic, calibrate)
       except BaseException:  # as below
         writer.discard()
         raise
@@ -95,7 +93,7 @@ def fill_folder(
     for shard, part in _parts(texts, own, survey, source):
       if vectors is None:
         given, before = [text.text for text in part], encoder.truncated[side]
-        made = encoder.encode(given, side, progress, topic=_topics_of(numbers, shard))
+        made = encoder.encode(given, side, progress, topic=topic)
         cut = encoder.truncated[side] - before
       else:
         made = vectors(slice(shard.start, shard.stop))
@@ -157,21 +155,13 @@ def _parts(
     yield shard, part
 
 
-def _topics_of(numbers: Sequence[int] | int | None, shard: manifest.Shard) -> list[int] | None:
-  if numbers is None:
-    return None
-  if isinstance(numbers, int):
-    return [numbers] * (shard.stop - shard.start)
-  return list(numbers[shard.start : shard.stop])
-
-
 def _calibrate(
   writer: embeddings.EmbeddingsWriter,
   encoder: Encoder,
   side: str,
   texts: Iterable[Text],
   rows: int,
-  topics: Sequence[int] | int | None,
+  topic: int | None,
   count: int,
 ) -> None:
   """Measures ranges of codes on texts sampled from the whole corpus."""
@@ -179,14 +169,12 @@ def _calibrate(
   chosen = set(places.tolist())
   sample = [text.text for place, text in enumerate(texts) if place in chosen]
   before = encoder.truncated[side]
-  own = topics if topics is None or isinstance(topics, int) else [topics[i] for i in places]
-  topic = [own] * len(sample) if isinstance(own, int) else own
   writer.calibrate(encoder.encode(sample, side, topic=topic))
   encoder.truncated[side] = before  # they are encoded again later
 
 
 def describe(
-  encoder: Encoder, side: str, dtype: str, input_sha256: str, topic: str = 'infer'
+  encoder: Encoder, side: str, dtype: str, input_sha256: str, topic: int | None = None
 ) -> manifest.Meta:
   """The description of vectors in a manifest, for at most one prompt."""
   entry = encoder.entry()
@@ -207,5 +195,5 @@ def describe(
     **entry.spec.of_side(side),
     arithmetic=encoder.dtype,
     input_sha256=input_sha256,
-    topic=topic if encoder.topics else '',
+    topic=('infer' if topic is None else str(topic)) if encoder.topics else '',
   )

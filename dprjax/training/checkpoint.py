@@ -325,9 +325,9 @@ def pass_over_closed_loops() -> None:
 @contextlib.contextmanager
 def _undamaged(place: epath.Path, remedy: str, *more: type[Exception]) -> Iterator[None]:
   """Turns errors of orbax into an InputError that names the checkpoint."""
-  kinds: tuple[type[Exception], ...] = (ValueError, TypeError, RecursionError, *more)
+  faults: tuple[type[Exception], ...] = (ValueError, TypeError, RecursionError, *more)
   try:
     yield
-  except kinds as error:
+  except faults as error:
     said = ' '.join(str(error).split())[:200]
     raise InputError(f'{place} cannot be read ({said}); {remedy}') from error

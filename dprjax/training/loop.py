@@ -196,6 +196,13 @@ class Loop:
         else 'dprjax encode without a prompt'
       )
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
+    self._shorter: methods.Scores | None = None
+    if self._start is not None and self._setup.data.shorter():
+      self._shorter = baseline.scores(self._setup.workdir / workdirs.SHORTER, self.baseline)
+      if not self._resumed:
+        say(
+          f'step 0/{self.total}  dev {shown_scores(self._shorter)}  (the same with equal lengths)'
+        )
 
   def advance(self) -> None:
     """Runs one update."""
@@ -232,7 +239,11 @@ class Loop:
       beaten = rival.name
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
     if better:
-      self.standing.note = found.note
+      notes = [found.note]
+      if self._shorter is not None:
+        equal = baseline.compare(config.eval.measure, self._shorter, found)
+        notes.append(f'{equal.shown} on {equal.baseline:.4f} of the encoder with equal lengths')
+      self.standing.note = '; '.join(filter(None, notes))
     self._progress.pause(time.monotonic() - began)
     self._metrics.write(self.step, baseline.metrics(found, gain))
     if self._main and (config.eval.choose or not self._part.whole):  # kept for comparisons

@@ -112,6 +112,8 @@ class TrainingData(NamedTuple):
     frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
       split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
+    shorter: whether the training cuts texts that ``frozen`` reads on; ``Model.baseline`` is then
+      scored too.
     floor: the baseline, given the scores of ``Model.baseline``.
     arrays: constant inputs of the loss by flat names, replicated on every device.
   """
@@ -122,6 +124,7 @@ class TrainingData(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
+  shorter: Callable[[], bool] = lambda: False
   floor: Callable[[Scores], Scores] = lambda scores: scores
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 

@@ -240,6 +240,12 @@ class Retrieval:
           logger.info('%s', line)
       return ranking().frozen()
 
+    def shorter() -> bool:
+      spec = Frozen(config, self.workdir, tokenizer).spec
+      return as_encoder and any(
+        cut[side][0] and section[f'{side}_max_length'] < spec.max_length(side) for side in SIDES
+      )
+
     return TrainingData(
       batches=dataset,
       unit='pairs',
@@ -248,6 +254,7 @@ class Retrieval:
       ids=ids,
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
       frozen=frozen if as_encoder and (self.dev or self.folds) else None,
+      shorter=shorter,
       arrays=query_only.arrays(config, passages, distinct),
     )
 

@@ -21,6 +21,7 @@ from dprjax.training import config as configs
 from dprjax.training import stored_config
 
 BASELINE = 'baseline.json'  # dev scores before the first step
+SHORTER = 'shorter'  # folder of the same with the lengths of the training, where they are shorter
 SELECTION = (
   'selection.json'  # the choice by held-out queries: an alternative, or a number of updates
 )

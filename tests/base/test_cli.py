@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dprjax.base import cli, flags, progress
+from dprjax.base import cli, errors, flags, progress
 from dprjax.text import fields
 
 
@@ -78,8 +78,8 @@ def test_a_traceback_is_shown_to_whom_asks_for_it():
 
 def test_messages_hide_secrets(capsys):
   def command(args):
-    fields.report_ids(f'{args.uri}: wrong', ['1'], strict=False)
-    fields.report_ids(f'{args.uri}: wrong', ['1'], strict=True)
+    fields.report_ids(f'{args.uri}: wrong', ['1'])
+    raise errors.InputError(f'{args.uri}: wrong')
 
   with pytest.raises(SystemExit):
     cli.run(Uri, command, ['--uri=http://me:hunter2@host?token=abc&a=b'])

@@ -8,6 +8,7 @@ line of each ledger (`draws`).
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from dprjax.papers.nir_prompt import pairs
 from dprjax.papers.topic_dpr.topic_dpr import TopicData
 from dprjax.retrieval import mined
 from dprjax.text import sources, tokenizing
-from dprjax.training import dev_ranking, retrieval_data
+from dprjax.training import dev_ranking, query_only, retrieval_data
 from dprjax.training import method as methods
 from tests.options import with_options
 
@@ -44,7 +45,11 @@ KINDS = {
   'a fold': ('dpr', {'data__folds': 3, 'data__fold': 2, 'data__folds_below': 100}),
   'mined negatives': ('dpr', {'negatives': 2, 'data__mined_negatives': 'mined.jsonl'}),
   'lists': ('cross_encoder', {'negatives': 2, 'data__mined_negatives': 'mined.jsonl'}),
-  'papers': ('topic_dpr', {'data__categories': True}),
+  'corpus negatives': (
+    'dpr',
+    {'prompt__length': 2, 'prompt__sides': 'query', 'negatives': 0, 'corpus_negatives': 4},
+  ),
+  'papers': ('topic_dpr', {}),
   'tasks in turn': ('ft_retriever', {'arrangement': 'alternate', 'negatives': 1}),
   'mixed tasks': ('ft_retriever', {'arrangement': 'random', 'negatives': 1}),
   'pairs': ('ft_reranker', {'arrangement': 'balanced', 'negatives': 1}),
@@ -84,6 +89,14 @@ def write(folder):
   pairs.write_pairs(folder / 'pairs' / 'train.jsonl', few)
 
 
+class Nothing:
+  """In place of the vectors of passages."""
+
+  @staticmethod
+  def take(rows):
+    return np.zeros((*rows.shape, 8), np.float32)
+
+
 def draws(kind, folder, tokenizer):
   """The draws of a kind of data, as JSON."""
   name, options = KINDS[kind]
@@ -106,7 +119,9 @@ def draws(kind, folder, tokenizer):
   workdir = epath.Path(folder) / 'runs' / kind
   model = EncoderConfig('bert', tokenizer.vocab_size, 8, 1, 1, 8, max_positions=128)
   method = methods.load(name)
-  data = method.data(config.data, config, workdir, devices).open(tokenizer, model)
+  # Vectors of passages are not drawn.
+  with mock.patch.object(query_only, 'open_passages', lambda *_: Nothing):
+    data = method.data(config.data, config, workdir, devices).open(tokenizer, model)
   found = {'batches': []}
   for step in range(2 * len(data.batches)):
     batch = data.batches[step]
@@ -114,7 +129,7 @@ def draws(kind, folder, tokenizer):
     # Rows of the corpus, and the tokens of drawn texts.
     shown += [
       f'{key} {np.asarray(batch[key]).reshape(-1).tolist()}'
-      for key in ('passage_index', 'second_index')
+      for key in ('passage_index', 'corpus_index', 'second_index')
       if key in batch and np.size(batch[key]) > 1 and name != 'pretrain'
     ]
     if name == 'pretrain':

@@ -111,9 +111,7 @@ def test_a_prompt_for_queries_has_the_baseline_that_encode_gives(start, backbone
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
-def test_a_training_that_cuts_texts_has_the_baseline_of_encode_or_an_equal_one(
-  folder, backbone, tmp_path
-):
+def test_a_training_that_cuts_texts_has_a_second_baseline(folder, backbone, tmp_path, caplog):
   def run(**changes):
     options = {
       **{'backbone__path': str(backbone), 'data__dir': str(folder), 'data__format': 'beir'},
@@ -122,14 +120,26 @@ def test_a_training_that_cuts_texts_has_the_baseline_of_encode_or_an_equal_one(
       **{'prompt__length': 2, 'trainable': ('prompt/.*',), 'batch_size': 4, 'negatives': 0},
     }
     workdir = epath.Path(tmp_path / f'run-{len(changes)}')
-    train.train(with_options(**options | changes), workdir)
-    return baseline.read(workdir).means['nDCG@10']
+    with caplog.at_level('INFO', 'dprjax'):
+      result = train.train(with_options(**options | changes), workdir)
+    return result, workdir
 
-  first, second = run(), run(eval__baseline='equal')
+  result, workdir = run()
+  first = baseline.read(workdir).means['nDCG@10']
+  second = baseline.read(workdir / workdirs.SHORTER).means['nDCG@10']
   assert first == pytest.approx(as_encode_runs_it(backbone, folder), abs=1e-6)
   lengths = {'query_max_length': 6, 'passage_max_length': 8}
   assert second == pytest.approx(as_encode_runs_it(backbone, folder, **lengths), abs=1e-6)
   assert abs(first - second) > 1e-3
+  gain = f'{result.best - second:+.4f}'
+  (last,) = (line for line in caplog.messages if line.startswith('done at step 2'))
+  assert f'on {second:.4f} of the encoder with equal lengths' in last and gain in last
+  assert f'against {first:.4f} before' in last  # the verdict
+
+  # As the first and only one.
+  result, workdir = run(eval__baseline='equal')
+  assert baseline.read(workdir).means['nDCG@10'] == pytest.approx(second, abs=1e-6)
+  assert not (workdir / workdirs.SHORTER).exists()
 
 
 @pytest.mark.slow

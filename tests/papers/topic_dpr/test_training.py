@@ -143,19 +143,7 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   status, err = command(encode, *flags, '--topic=3', f'--out={tmp_path}/other')
   assert status == 2 and named_in(err, 'topics', '3'), err
   assert not (tmp_path / 'other').exists()
-  # As if each text were the title of the next one.
   corpus = tmp_path / 'corpus.tsv'
-  abstracts = TEXTS[1:] + TEXTS[:1]
-  corpus.write_text(''.join(f'{i}\t{text}\n' for i, text in enumerate(abstracts)))
-  oracle = (*flags, '--topic=oracle', f'--out={tmp_path}/oracle')
-  status, err = command(encode, *oracle, f'--documents={corpus}')
-  assert status == 0, err
-  own = expected.topics[''].assign(abstracts)
-  np.testing.assert_allclose(
-    load_embeddings(tmp_path / 'oracle').vectors(),
-    expected.encode(TEXTS, 'query', topic=own.tolist()),
-    atol=1e-6,
-  )
   corpus.write_text('1\tzzz\n2\tzzzz\n')
   of_corpus = (*flags[:2], '--side=passage', f'--input={corpus}', f'--out={tmp_path}/other')
   status, err = command(encode, *of_corpus)
