@@ -9,6 +9,7 @@ import pytest
 
 from dprjax.models import artifact, hub
 from dprjax.text import tokenizing
+from tests.models.test_artifact import META
 
 SHAPE = (2, 2, 2, 8)  # layers, keys and values, heads, head size
 
@@ -18,20 +19,12 @@ def small(make_cross_encoder):
   """``path``, and ``write(folder, name, length, **meta)``, which writes a random prompt."""
   path = make_cross_encoder()
   backbone, tokenizer = hub.load_backbone(path), tokenizing.load_tokenizer(path)
-  meta = {
-    'format': artifact.FORMAT,
-    'version': artifact.VERSION,
-    'kind': 'prefix',
+  meta = {name: value for name, value in META.items() if name != 'task'} | {
     'backbone': 'small',
     'backbone_sha256': backbone.sha256,
     'tokenizer_sha256': tokenizer.sha256,
-    'pooling': 'mean',
-    'normalize': True,
-    'temperature': 1.0,
-    'shift_positions': False,
     'query_max_length': 16,
     'passage_max_length': 16,
-    'dprjax_version': '0',
   }
 
   def write(folder, name, length, passage=None, scale=1.0, **changes):

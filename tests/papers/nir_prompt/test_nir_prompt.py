@@ -17,6 +17,7 @@ from dprjax.papers.nir_prompt import (
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
 from dprjax.training.method import DataSource
+from tests.models.test_artifact import META
 from tests.options import with_options
 from tests.papers.nir_prompt import nir
 from tests.training.conftest import WORDS
@@ -37,13 +38,10 @@ def export(config, workdir, backbone, trained, tokenizer):
   """The prompt files that ``dprjax.export`` would write of this run, by task."""
   product = METHODS[config.method].METHOD.export(config, workdir, backbone, trained)
   prompts = product.prompts or {product.meta['task']: (product.prompt, product.meta)}
-  stamp = {
-    'format': artifact.FORMAT,
-    'version': artifact.VERSION,
+  stamp = {name: META[name] for name in ('format', 'version', 'dprjax_version')} | {
     'backbone': 'BACKBONE',
     'backbone_sha256': nir.SHA,
     'tokenizer_sha256': tokenizer.sha256,
-    'dprjax_version': '0',
   }
   files = {}
   for task, (arrays, meta) in prompts.items():

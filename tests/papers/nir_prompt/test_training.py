@@ -11,7 +11,6 @@ from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import artifact, head_specs, hub
 from dprjax.papers.nir_prompt import labelled_pairs, template_tokens
 from dprjax.papers.nir_prompt.pairs import PairSource, read_pairs
-from tests.refusals import named_in
 from tests.workdirs import trainable_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
@@ -33,8 +32,8 @@ def load(folder):
 def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   first, second, new = OF[stage]
 
-  def go(recipe, name, *flags):
-    return command(
+  def made(recipe, name, *flags, out):
+    status, err = command(
       train,
       f'--config={ROOT}/configs/nir_{stage}.py:{recipe},local',
       f'--workdir={tmp_path}/{name}',
@@ -42,9 +41,6 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       *(['--config.cross_encoder.dev_queries=4'] if stage == 'reranker' else []),
       *flags,
     )
-
-  def made(recipe, name, *flags, out):
-    status, err = go(recipe, name, *flags)
     assert status == 0, err
     # Two updates are no gain. Prompts for other stages are exported all the same.
     force = () if recipe.startswith('mdm') else ('--force',)
@@ -103,15 +99,6 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       vectors.append(load_embeddings(tmp_path / f'vectors-{task}').vectors())
     assert vectors[0].shape == vectors[1].shape == (2, after.config.hidden_size)
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
-
-  # A prompt goes with its own task.
-  other = f'--config.tasks.{first}.prompt={files[second]}'
-  status, err = go(f'emm={first}', 'mistaken', on, other)
-  assert status == 2 and named_in(err, f'config.tasks.{first}.prompt', files[second]), err
-
-  # Those prompts are not of this backbone.
-  status, err = go(f'emm={first}', 'refused', f'--config.backbone.path={model}', named[0])
-  assert status == 2 and named_in(err, files[first]), err
 
   if stage == 'reranker':
     pairs = tmp_path / 'both' / 'data' / first
