@@ -5,7 +5,7 @@
 
 A system is a metrics.json of dprjax.evaluate. A paired bootstrap over queries (10,000 draws)
 compares each system with the first; * marks a difference whose 95 % interval excludes 0. The figure
-shows the differences with their intervals. Data sets are drawn separately and have equal weight.
+shows the differences with their intervals.
 Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns. `--format=latex`
 writes a tabular with the rules of booktabs.
 """

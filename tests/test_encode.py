@@ -409,7 +409,7 @@ def test_a_template_decides_the_vectors(command, templates, tmp_path):
   assert status == 0, err
   found = embeddings.load_embeddings(out)
   alone = Retriever.load(templates / 'backbone', {'qa': templates / 'qa.npz'}, batch_size=8)
-  expected = alone.encode(list(texts.values()), 'passage', task='qa')
+  expected = alone.encode(list(texts.values()), 'passage', prompt='qa')
   np.testing.assert_allclose(found.vectors(), expected, rtol=0, atol=1e-5)
   assert found.meta.pooling == 'mask' and found.meta.max_length == 9
   assert found.meta.prompt_sha256 == sha256_file(templates / 'qa.npz')

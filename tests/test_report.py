@@ -78,7 +78,6 @@ def test_a_table_for_a_paper(tmp_path, capsys):
     (['--metrics=a=a.json', '--metrics=b=text.json'], 'text.json'),
     (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json'),
     (['--metrics=a=nan.json'], 'nan.json'),
-    (['--metrics=a=uneven.json'], 'uneven.json'),
     (['--metrics=a=vast.json'], 'vast.json'),
     (['--metrics=a=deep.json'], 'deep.json'),
     (['--metrics=caf\udce9=a.json'], 'caf\\udce9'),
@@ -99,7 +98,6 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   whole = '{"mean": {"AP": 0.5}, "per_query": {"AP": {"q": 0.5}}%s}'
   for name, text in {
     'nan': whole.replace('0.5', 'NaN') % '',
-    'uneven': whole % ', "datasets": {"a": {"mean": {}, "per_query": {}}}',
     'vast': whole.replace('0.5', '1e308') % '',
     'deep': whole % f', "extra": {"[" * 3000}{"]" * 3000}',
   }.items():

@@ -72,7 +72,7 @@ class Encoder:
   """A backbone (or one each for queries and passages) and any number of prompts by name.
 
       encoder = Encoder.load('backbone', {'qa': 'qa.npz', 'chat': 'chat.npz'})
-      encoder.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])    # float32 [2, H]
+      encoder.encode(['a question', 'hello'], 'query', prompt=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
     backbones: by side, 'query' and 'passage'; may be the same object. Parameters from `load` stay
@@ -258,7 +258,6 @@ class Encoder:
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
-    task: str | Sequence[str] | None = None,
     topic: int | Sequence[int] | None = None,
   ) -> Float[np.ndarray, 'n H']:
     """Encodes texts to float32 ``[n, dimension]``, in order.
@@ -268,11 +267,10 @@ class Encoder:
       side: 'query' or 'passage'; decides maximum length, prefix text and prompt.
       progress: called with the number of texts done.
       prompt: a name in ``bank``, or one for each text; optional with a single prompt.
-      task: an alias of ``prompt``, for prompts named after tasks.
       topic: of all texts or of each, if all prompts are of kind topic; default: chosen by words.
     """
     texts = given.texts(texts)
-    names = self._names(either(prompt, task), len(texts))
+    names = self._names(prompt, len(texts))
     rows = self.tokenize(texts, side, names)
     own = self._assign(texts, names, topic)
     vectors = np.zeros((len(texts), self.backbones[side].config.vector_size), np.float32)
@@ -393,15 +391,6 @@ class Encoder:
     )
     numbers = {name: place for place, name in enumerate(names)}
     return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, made.adapter)))
-
-
-def either(
-  prompt: str | Sequence[str] | None, task: str | Sequence[str] | None
-) -> str | Sequence[str] | None:
-  """The prompt names from either argument."""
-  if prompt is not None and task is not None:
-    raise InputError('prompt, task: give one of them')
-  return task if prompt is None else prompt
 
 
 def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:

@@ -61,31 +61,20 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
     measure: a measure in all metrics.
   """
   result: dict[str, Compared] = {}
-  baseline: dict[str, dict[str, float]] = {}
   for name, metrics in systems.items():
-    parts = _per_dataset(metrics, measure)
-    low, high = np.quantile(
-      _bootstrap([np.array(list(part.values())) for part in parts.values()]), [0.025, 0.975]
-    )
+    part = metrics['per_query'][measure]
+    low, high = np.quantile(_bootstrap([np.array(list(part.values()))]), [0.025, 0.975])
     mean = float(metrics['mean'][measure])
-    if not baseline:
-      baseline = parts
+    if not result:
+      first, baseline = name, part
       result[name] = Compared(mean, low, high)
       continue
-    pairs = []
-    for dataset, part in parts.items():
-      both = [query_id for query_id in baseline.get(dataset, {}) if query_id in part]
-      if both:
-        pairs.append(np.array([part[query_id] - baseline[dataset][query_id] for query_id in both]))
-    if not pairs:
-      raise InputError(f'{name} and {next(iter(systems))} have no query in common')
-    result[name] = Compared(mean, low, high, difference(pairs))
+    both = [query_id for query_id in baseline if query_id in part]
+    if not both:
+      raise InputError(f'{name} and {first} have no query in common')
+    apart = np.array([part[query_id] - baseline[query_id] for query_id in both])
+    result[name] = Compared(mean, low, high, difference([apart]))
   return result
-
-
-def _per_dataset(metrics: dict[str, Any], measure: str) -> dict[str, dict[str, float]]:
-  datasets = metrics.get('datasets', {'': metrics})
-  return {name: part['per_query'][measure] for name, part in datasets.items()}
 
 
 def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarray, ' draws']:
@@ -104,26 +93,17 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
   """Reads a metrics.json of dprjax.evaluate."""
   values = reading.read_json_object(path, 'metrics')
   found = reading.convert(values, str(path), _Metrics)
-  parts = [found, *(found.datasets.values() if 'datasets' in values else [])]
-  measured = ((part, name) for part in parts for name in found.mean)
-  whole = all(name in part.mean and part.per_query.get(name) for part, name in measured)
-  if not found.mean or not whole or values.get('datasets') == {}:
-    raise InputError(
-      f'{path} lacks a measure, or its mean or queries in a data set: is it from dprjax.evaluate?'
-    )
+  if not found.mean or not all(found.per_query.get(name) for name in found.mean):
+    raise InputError(f'{path} lacks a measure or its queries: is it from dprjax.evaluate?')
   return values
 
 
 _Value = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 
 
-class _Part(msgspec.Struct):
+class _Metrics(msgspec.Struct):
   mean: dict[str, _Value]
   per_query: dict[str, dict[str, _Value]]
-
-
-class _Metrics(_Part):
-  datasets: dict[str, _Part] = {}
   counts: dict[str, float] = {}
   command: str = ''
   extra: dict[str, str | bool | float | None] = {}
@@ -132,7 +112,7 @@ class _Metrics(_Part):
 def table(
   systems: dict[str, dict[str, Any]], measures: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
-  """Columns and rows: system, data set if there are several, measures, extra columns.
+  """Columns and rows: system, measures, extra columns.
 
   * marks significant differences.
   """
@@ -140,21 +120,15 @@ def table(
   extra = list(
     dict.fromkeys(key for metrics in systems.values() for key in metrics.get('extra', {}))
   )
-  several = any('datasets' in metrics for metrics in systems.values())
   rows = []
   for name, metrics in systems.items():
     extras = [_shown(metrics.get('extra', {}).get(key)) for key in extra]
-    for label, part in metrics.get('datasets', {}).items():
-      values = [f'{part["mean"][measure]:.4f}' for measure in measures]
-      rows.append([name, label, *values, *[''] * len(extra)])
     values = [
       f'{compared[measure][name].mean:.4f}{"*" if compared[measure][name].significant else ""}'
       for measure in measures
     ]
-    rows.append(
-      [name, *(['average' if 'datasets' in metrics else ''] if several else []), *values, *extras]
-    )
-  return ['system', *(['data set'] if several else []), *measures, *extra], rows
+    rows.append([name, *values, *extras])
+  return ['system', *measures, *extra], rows
 
 
 def _shown(value: Any) -> str:
@@ -174,8 +148,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
     cells = [' '.join(cell.splitlines()).replace('|', '\\|') for cell in cells]
     return f'| {" | ".join(cells)} |'
 
-  left = 2 if 'data set' in columns else 1
-  rule = line(['---'] * left + ['---:'] * (len(columns) - left))
+  rule = line(['---', *['---:'] * (len(columns) - 1)])
   return '\n'.join([line(columns), rule, *map(line, rows), '', note, ''])
 
 
@@ -195,8 +168,7 @@ def latex(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> s
   def line(cells: Sequence[str]) -> str:
     return ' & '.join(' '.join(cell.split()).translate(_LATEX) for cell in cells) + r' \\'
 
-  left = 2 if 'data set' in columns else 1
-  begin = rf'\begin{{tabular}}{{{"l" * left}{"r" * (len(columns) - left)}}}'
+  begin = rf'\begin{{tabular}}{{l{"r" * (len(columns) - 1)}}}'
   rules = [r'\toprule', line(columns), r'\midrule', *map(line, rows), r'\bottomrule']
   comment = f'% {" ".join(note.splitlines())}'
   return '\n'.join([comment, begin, *rules, r'\end{tabular}', ''])

@@ -124,33 +124,6 @@ def evaluate(
   }
 
 
-def combine(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Merges the metrics of several data sets, with equal weight in the means."""
-  first, *others = datasets.values()
-  names = [name for name in first['mean'] if all(name in other['mean'] for other in others)]
-  counts = dict.fromkeys(count for metrics in datasets.values() for count in metrics['counts'])
-  return {
-    'mean': {
-      name: sum(metrics['mean'][name] for metrics in datasets.values()) / len(datasets)
-      for name in names
-    },
-    'per_query': {
-      name: {
-        f'{label}/{query_id}': value
-        for label, metrics in datasets.items()
-        for query_id, value in metrics['per_query'][name].items()
-      }
-      for name in names
-    },
-    'counts': {
-      count: sum(metrics['counts'].get(count, 0) for metrics in datasets.values())
-      for count in counts
-    },
-    'settings': first['settings'],
-    'datasets': datasets,
-  }
-
-
 def _seen(queries: PathLike, measured: Collection[str], known: seen.Seen) -> dict[str, int]:
   """By role, the number of measured queries that the model was trained on or chosen by."""
   texts = (text for text in read_texts(queries, 'query') if text.id in measured)

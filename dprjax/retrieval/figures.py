@@ -112,12 +112,10 @@ def compared(
   """Draws results of ``comparison.compare``: differences from the first system, or its values."""
   found = {measure: comparison.compare(systems, measure) for measure in measures}
   first, *others = systems
-  several = any('datasets' in metrics for metrics in systems.values())
-  over = 'data sets' if several else 'queries'
   if not others:
     values = {measure: {first: Bar(*by_name[first][:3])} for measure, by_name in found.items()}
     foot = '95 % bootstrap intervals'
-    dots(values, f'mean over {over}', foot, path, differences=False)
+    dots(values, 'mean over queries', foot, path, differences=False)
     return
   values = {
     name: {
@@ -130,7 +128,7 @@ def compared(
   if len(others) > len(measures):
     values = {row: {name: values[name][row] for name in others} for row in values[others[0]]}
   xlabel = f'difference from {short(first)} (mean of {short(first)} in brackets)'
-  foot = f'95 % intervals, paired bootstrap over {over};  *: the interval excludes 0'
+  foot = '95 % intervals, paired bootstrap over queries;  *: the interval excludes 0'
   dots(values, xlabel, foot, path, title=_finding(others[-1], found[measures[0]], measures[0]))
 
 

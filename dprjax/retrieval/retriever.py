@@ -17,7 +17,7 @@ from dprjax.base.files import PathLike
 from dprjax.encoding import corpora
 from dprjax.encoding.embedder import ProgressFn, check_size
 from dprjax.encoding.embeddings import Embeddings
-from dprjax.encoding.text_encoder import Encoder, either
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, hub
 from dprjax.retrieval import best, exact, folder
 from dprjax.retrieval import hybrid as hybrids
@@ -98,10 +98,8 @@ class Retriever:
   With several prompts, each call names one:
 
       retriever = Retriever.load('backbone', prompt={'qa': 'qa.npz', 'chat': 'chat.npz'})
-      retriever.index(corpus, task='qa')
-      retriever.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])
-
-  ``task`` is an alias of ``prompt``.
+      retriever.index(corpus, prompt='qa')
+      retriever.encode(['a question', 'hello'], 'query', prompt=['qa', 'chat'])
 
   Attributes:
     encoder: makes the vectors.
@@ -182,10 +180,9 @@ class Retriever:
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
-    task: str | Sequence[str] | None = None,
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in order; see ``Encoder.encode``."""
-    return self.encoder.encode(texts, side, progress, prompt=prompt, task=task)
+    return self.encoder.encode(texts, side, progress, prompt=prompt)
 
   def encode_queries(self, queries: Iterable[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
     """``encode(queries, 'query')``, as called by BEIR; the batch size is that of ``load``."""
@@ -204,7 +201,6 @@ class Retriever:
     corpus: corpora.Corpus | PathLike,
     *,
     prompt: str | None = None,
-    task: str | None = None,
     progress: bool = True,
   ) -> None:
     """Encodes a corpus and keeps it on the devices for ``search``. Warns of passages that are cut.
@@ -213,7 +209,6 @@ class Retriever:
       corpus: the path of a ``corpus.jsonl``; or as for ``corpora.passages``: texts (with ids '0',
         '1', ...), a mapping of ids to texts, passages, or a table.
       prompt: a name, if there are several prompts.
-      task: an alias of ``prompt``.
       progress: whether to show a bar if it takes longer than a second.
 
     Raises:
@@ -228,13 +223,10 @@ class Retriever:
     texts = [passage.text for passage in passages]
     bar = tqdm.tqdm(desc='index', total=len(texts), delay=1.0, disable=not progress)
     with bar:
-      vectors, cut = self._encode(
-        texts, 'passage', either(prompt, task), lambda done: bar.update(done - bar.n)
-      )
-    name = task if prompt is None else prompt
+      vectors, cut = self._encode(texts, 'passage', prompt, lambda done: bar.update(done - bar.n))
     ids = [passage.id for passage in passages]
     fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
-    self._search_in(vectors, ids, texts, name, fused, cut)
+    self._search_in(vectors, ids, texts, prompt, fused, cut)
 
   def _search_in(
     self,
@@ -260,7 +252,6 @@ class Retriever:
     k: int = 10,
     *,
     prompt: str | Sequence[str] | None = None,
-    task: str | Sequence[str] | None = None,
     drop_same_id: bool = False,
   ) -> Results:
     """The k best passages of each query, best first, by exact inner product; ties by id.
@@ -272,7 +263,6 @@ class Retriever:
       k: the most passages of a query.
       prompt: a name, or one for each query; default: that of ``index``. The same index serves all
         query-only prompts.
-      task: an alias of ``prompt``.
       drop_same_id: leave out the passage with the id of its query.
 
     Returns:
@@ -286,12 +276,11 @@ class Retriever:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
     check_size('k', k)
     ids, texts, _, vectors, default, fused, cut_passages = self._indexed
-    named = either(prompt, task)
-    if named is not None:
-      self.encoder.check_comparable([named] if isinstance(named, str) else named, default)
+    if prompt is not None:
+      self.encoder.check_comparable([prompt] if isinstance(prompt, str) else prompt, default)
     asked = corpora.queries(queries)
     wanted = [query.text for query in asked]
-    encoded, cut = self._encode(wanted, 'query', default if named is None else named)
+    encoded, cut = self._encode(wanted, 'query', default if prompt is None else prompt)
     truncated = {'query': cut, 'passage': cut_passages}
     depth = (k if fused is None else fused.fusion.depth) + drop_same_id
     ranked = best.rankings(vectors.search(encoded, depth), ids)

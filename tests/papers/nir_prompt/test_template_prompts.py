@@ -52,7 +52,7 @@ def test_vectors_of_several_tasks_equal_the_training_code(bank, templates):
     rows, _ = tokenizer.encode([prefix + one for one in texts], length)
     tokens, mask = tokenizing.pad_batch(rows, length, tokenizer.pad_id)
     expected = np.asarray(embed(params, side, tokens, mask, numbers))
-    found = bank.encode(texts, side, task=[TASKS[number] for number in numbers])
+    found = bank.encode(texts, side, prompt=[TASKS[number] for number in numbers])
     np.testing.assert_allclose(found, expected, **NEAR)
     # The prompt of a task matters.
     assert np.abs(np.diff(found.reshape(len(TEXTS), 3, -1), axis=1)).max(axis=2).min() > 0.01
@@ -81,15 +81,13 @@ def test_a_bank_of_several_kinds_equals_each_alone(bank, templates, tmp_path):
 
 @pytest.mark.slow
 def test_search_under_a_task(bank):
-  bank.index(TEXTS, task='qa')
+  bank.index(TEXTS, prompt='qa')
   hits = bank.search(['oak'], 2)
-  assert hits == bank.search(['oak'], 2, task='qa')
+  assert hits == bank.search(['oak'], 2, prompt='qa')
   with refused('chat'):
-    bank.search(['oak'], 2, task='chat')
-  with refused('prompt', 'task'):
-    bank.encode(['oak'], task='qa', prompt='qa')
+    bank.search(['oak'], 2, prompt='chat')
   with refused('prompt', 'chat', 'other'):
-    bank.encode(['oak'], task='other')
+    bank.encode(['oak'], prompt='other')
 
 
 PAIRS = [(first, second) for first in TEXTS[:4] for second in TEXTS]
