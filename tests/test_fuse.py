@@ -119,7 +119,7 @@ def test_shards_of_one_corpus(folder, capsys):
   shards = [f'--run={number}.trec' for number in (2, 0, 1)]
   fuse.main([*shards, '--shards', '--k=9', '--out=run.trec'])
   assert rankings('run.trec') == {query: ranking[:9] for query, ranking in whole.items()}
-  refused(capsys, [*shards, '--run=dense.trec', '--shards'], 'document', 'query', '--shards')
+  refused(capsys, [*shards, '--run=dense.trec', '--shards'], 'document', '--shards')
   for number in range(2):
     (folder / f'{number}.trec.json').write_text(
       json.dumps({'index': 'exact', 'backbone_sha256': str(number) * 64})

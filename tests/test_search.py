@@ -197,7 +197,6 @@ def test_pipes_devices_and_links_stay_what_they_are(folder, command):
     (['--queries=dimension'], ['dimension', '16', '8', '--dimensions=8']),
     (['--dimensions=17'], ['--dimensions=17']),
     (['--rescore=short'], ['--rescore', '--queries', 'dimension']),
-    (['--rescore=binary'], ['--rescore', 'binary']),
     (['--rescore=other texts'], ['--corpus=corpus']),
     (['--rescore=corpus', '--out=corpus/run.trec'], ['--out=corpus/run.trec']),
     (['--out=corpus/manifest.json'], ['--corpus=corpus']),

@@ -174,11 +174,15 @@ def _database() -> Iterator['DuckDBPyConnection']:
   with cli.loading():  # an exception inside it would abort the process
     import duckdb  # takes .1 s
 
-  with tempfile.TemporaryDirectory(prefix='dprjax-') as folder:
-    settings = {'memory_limit': _MEMORY, 'temp_directory': folder}
-    with duckdb.connect(pathlib.Path(folder) / 'tables.duckdb', config=settings) as tables:
-      tables.execute(_SCHEMA)
-      yield tables
+  with (
+    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
+    duckdb.connect(
+      pathlib.Path(folder) / 'tables.duckdb',
+      config={'memory_limit': _MEMORY, 'temp_directory': folder},
+    ) as tables,
+  ):
+    tables.execute(_SCHEMA)
+    yield tables
 
 
 def _add_queries(

@@ -236,12 +236,12 @@ def from_peft(
   for key, one in stored.items():
     match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
     module = match and known.get(model.family.canonical(f'{match[1]}.weight'))
-    a = bool(match) and match[2] == 'A'
-    expected = module and ((rank, module.shape[1]) if a else (module.shape[0], rank))
-    if not match or not module or one.shape != expected:
+    a = match is not None and match[2] == 'A'
+    expected = module and [rank, module.shape[1]] if a else module and [module.shape[0], rank]
+    if not match or not module or list(one.shape) != expected:
       raise InputError(
         f'{file}: {key} {list(one.shape)} is not LoRA of rank {rank} of a projection in a '
-        f'{model.model_type} layer{f", {[*expected]}" if expected else ""}'
+        f'{model.model_type} layer{f", {expected}" if expected else ""}'
       )
     pairs.setdefault(match[1], set()).add(match[2])
     array = one.read()
