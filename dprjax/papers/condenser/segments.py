@@ -26,8 +26,8 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.papers.condenser.document_files import Document, find_files, read_documents
 from dprjax.text import fingerprint, table
-from dprjax.text.document_files import Document, find_files, read_documents
 from dprjax.text.read_report import ReadReport
 from dprjax.text.sentences import split_sentences
 from dprjax.text.table import Integers
@@ -98,7 +98,7 @@ def build_documents(
   left out. The report counts all of these.
 
   Args:
-    paths: files and folders, see `dprjax.text.document_files`.
+    paths: files and folders, see `dprjax.papers.condenser.document_files`.
     passage_length: the most tokens of a passage, without special tokens.
     language: whose rules split sentences, see `split_sentences`.
   """

@@ -11,7 +11,8 @@ import regex
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from dprjax.text import fingerprint, segments, tokenizing
+from dprjax.papers.condenser import segments
+from dprjax.text import fingerprint, tokenizing
 from tests.refusals import refused
 
 SENTENCES = [
