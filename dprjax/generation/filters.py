@@ -95,8 +95,6 @@ def why_not(text: str, passage: str, *, fewest: int = 2, most: int = 32) -> str:
   """The reason to leave out a query; '' if it can be used.
 
   Args:
-    text: the query.
-    passage: its passage.
     fewest, most: bounds of its words.
   """
   own = words.words(text)
@@ -132,9 +130,6 @@ def choose(
   """The queries that can be used for training, in order; others are counted.
 
   Args:
-    queries: of known passages.
-    passages: texts by id.
-    report: counts queries left out.
     fewest, most: words of a query.
     per_passage: the most queries of a passage.
   """

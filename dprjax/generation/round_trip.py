@@ -13,10 +13,7 @@ def found(qrels: Qrels, run: files.PathLike, within: int, report: ReadReport) ->
   """The judgements of queries with a relevant passage among the first results of a run.
 
   Args:
-    qrels: of the queries.
-    run: a TREC run.
     within: how many results of a query count.
-    report: counts queries.
   """
   kept: Qrels = {}
   rankings = trec.read_run(run).rankings()

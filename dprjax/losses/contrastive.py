@@ -40,7 +40,6 @@ class Corpus(NamedTuple):
   """Extra negatives for every query, disjoint from the batch.
 
   Attributes:
-    vectors: of the passages.
     rows: row numbers of the passages in the cache.
   """
 
@@ -180,7 +179,6 @@ def over_lengths(
     lengths: ``config.matryoshka``; H is always added.
     normalize: whether shortened vectors are scaled to unit length.
     score: ``(*vectors) -> (losses, others)``.
-    vectors: trees of arrays [..., H].
 
   Returns:
     The mean losses, and ``others`` for full vectors.

@@ -42,8 +42,6 @@ def dots(
 
   Args:
     panels: values by panel and row. A panel may lack rows.
-    foot: a line in small print.
-    path: the file; png, pdf or svg.
     differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
     colour_of: the colour of a row and a panel; by default of the place of the row.
   """
@@ -172,12 +170,7 @@ class TopicPanel(NamedTuple):
 
 
 def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
-  """Draws a panel for each topic: bars for its most probable words, dots for the background.
-
-  Args:
-    foot: a line in small print.
-    path: the file; png, pdf or svg.
-  """
+  """Draws a panel for each topic: bars for its most probable words, dots for the background."""
   columns = min(len(panels), 3)
   rows = -(-len(panels) // columns)
   most = max(len(panel.words) for panel in panels)

@@ -74,7 +74,6 @@ class MiningOptions:
     depth: rows used of each run, per query.
     sample: negatives of each source, per query.
     threshold: denoised negatives have a probability of relevance below this.
-    seed: of the samples.
     texts: write titles and texts of passages, not only ids.
     drop_same_id: the BEIR rule: a passage with the same id as the query is not a candidate.
     score_positives: also write reranker scores of positives.
@@ -111,16 +110,11 @@ def mine(
 
   Args:
     qrels: judgements; grades above 0 are positives.
-    retrievers: name -> TREC run.
     reranked: a TREC run with the logits of a reranker as scores.
     score: the reranker, in place of ``reranked``. Without both there are no denoised negatives.
 
   Returns:
     The settings and counts.
-
-  Raises:
-    InputError: no candidate, or no denoised negative unless only scores are asked for too
-      (``options.score_positives``).
   """
   options = options or MiningOptions()
   report = ReadReport()

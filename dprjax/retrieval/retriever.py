@@ -102,9 +102,6 @@ class Retriever:
       retriever.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])
 
   ``task`` is an alias of ``prompt``.
-
-  Attributes:
-    encoder: makes the vectors.
   """
 
   def __init__(self, encoder: Encoder, fusion: Fusion | None = None, backbone: str | None = None):

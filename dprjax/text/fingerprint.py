@@ -53,8 +53,6 @@ def build_once(
     name: of the JSON file that describes the folder, without ending; a folder that has other files
       but not this one is an error.
     settings: JSON that, with the files, decides the content.
-    sources: the files, by role.
-    build: makes the given folder.
   """
   settings = json.loads(json.dumps(settings))  # as read back later: tuples become lists
   changed = _changed(folder, name, settings, sources)

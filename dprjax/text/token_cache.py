@@ -75,7 +75,6 @@ class TokenCache:
 
   Attributes:
     settings: its inputs, as in token_cache.json.
-    pad_id: of the tokenizer.
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
     undenoised_counts, denoised_counts: negatives of each source; a negative may have both.
