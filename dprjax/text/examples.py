@@ -25,7 +25,7 @@ passage, or 0 for a negative. Rows with the same query are joined.
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -402,7 +402,7 @@ def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, f
 # The parser of each format returns the query id, its text, positives and negatives, whose ids are
 # not known yet. A passage is (id, title, text).
 _Raw = tuple[Id | None, str | None, str]
-_Parts = tuple[Id | None, str, list[_Raw], list[tuple[_Raw, Negative]]]
+_Parts = tuple[Id | None, str, Sequence[_Raw], Sequence[tuple[_Raw, Negative]]]
 
 
 def _plain(passages: Iterable[_Raw]) -> list[tuple[_Raw, Negative]]:
