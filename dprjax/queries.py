@@ -28,7 +28,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, rounded
-from dprjax.generation import endpoint, filters, passages, prompts, round_trip
+from dprjax.generation import endpoint, filters, passages, prompts
 from dprjax.generation.filters import Query
 from dprjax.generation.prompts import Answer, Request
 from dprjax.text import beir
@@ -242,7 +242,7 @@ def _filter(args: Flags) -> None:
   assert args.run is not None
   report = ReadReport()
   with outputs.claim(args.out, flags.paths(args, 'run', 'qrels')):
-    found = round_trip.found(read_qrels(args.qrels), args.run, args.within, report)
+    found = filters.found(read_qrels(args.qrels), args.run, args.within, report)
     logger.info('%s:\n%s', args.run, report)
     if not found:
       raise InputError(

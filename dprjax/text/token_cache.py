@@ -121,9 +121,6 @@ class TokenCache:
   def passage_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
     return list(map(table.integers, self.passages.read(rows, ('tokens',))[0]))
 
-  def query_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
-    return list(map(table.integers, self.queries.read(rows, ('tokens',))[0]))
-
   def query_rows(self, rows: jt.Int[np.ndarray, ' B']) -> list[QueryRow]:
     columns = self.queries.read(rows, _QUERY_COLUMNS)
     return [QueryRow(*map(table.integers, values)) for values in zip(*columns, strict=True)]

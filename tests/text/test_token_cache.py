@@ -103,7 +103,7 @@ def test_rows(folder, tokenizer, caplog, monkeypatch):
   ]
   assert built.passage_lengths.tolist() == [len(row) for row in expected]
   queries, _ = tokenizer.encode(['who sat', 'who barks', 'who sat'], 16)
-  assert [row.tolist() for row in built.query_tokens(np.arange(3))] == [
+  assert [row.tokens.tolist() for row in built.query_rows(np.arange(3))] == [
     row.tolist() for row in queries
   ]
   assert built.query_lengths.tolist() == [len(row) for row in queries]
