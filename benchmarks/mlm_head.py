@@ -16,8 +16,9 @@ import numpy as np
 import options
 import record
 import timing
-from dprjax.models import heads, masking
+from dprjax.models import heads
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.papers.condenser import losses, masking
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
   )
 
   def gathered(head, embedding, hidden):
-    total, count, _ = heads.mlm_loss(
+    total, count, _ = losses.mlm_loss(
       config, head, embedding, hidden, masked.positions, masked.targets, masked.weights
     )
     return total / count

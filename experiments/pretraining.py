@@ -58,10 +58,10 @@ import trials
 from dprjax import Retriever
 from dprjax.base import files, mesh
 from dprjax.models import hub
-from dprjax.papers.condenser import views
+from dprjax.papers.condenser import segments, views
+from dprjax.papers.condenser.document_files import read_documents
 from dprjax.retrieval import figures
-from dprjax.text import segments, tokenizing
-from dprjax.text.document_files import read_documents
+from dprjax.text import tokenizing
 from dprjax.text.read_report import ReadReport
 from dprjax.training import exporting
 from lab import inspection, measures, mediawiki, sections, sts

@@ -289,3 +289,13 @@ def mlm_logits(config, head, embedding, state):
     embedding @ _norm(x * 0.5 * (1 + _erf(x / np.sqrt(2))), head['norm'], config.layer_norm_eps)
     + (head['bias'])
   )
+
+
+def numeric_gradient(f, x, eps=1e-6):
+  gradient = np.zeros_like(x)
+  for i in np.ndindex(x.shape):
+    up, down = x.copy(), x.copy()
+    up[i] += eps
+    down[i] -= eps
+    gradient[i] = (f(up) - f(down)) / (2 * eps)
+  return gradient

@@ -49,9 +49,7 @@ def read_arrays(
   """The arrays of an npz file, by name.
 
   Args:
-    what: begins messages.
     most_packed: the arrays may be this many times larger than the file.
-    remedy: ends messages about a damaged file.
   """
   found = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}

@@ -7,7 +7,6 @@ def draw(id_: str, seed: int, choice: str) -> bytes:
   """32 random bytes for an id.
 
   Args:
-    id_: names the item that the choice is about.
     choice: names the choice and keeps it independent of others; '' is the split of
       ``dprjax.papers``.
   """

@@ -53,10 +53,7 @@ def claim(
 
   Args:
     out: a file, which is replaced at the end; or a pipe or a device. None claims nothing.
-    inputs: inputs of the command.
-    flag: names ``out`` in messages.
     endings: of the names of all files and folders that the command writes.
-    folders: endings that are folders.
     also: other outputs of the command, by flag; none may overwrite another.
     lock: False in all but one of several processes that work together.
   """
@@ -102,10 +99,8 @@ def claim_folder(
 
   Args:
     out: the folder, which may be missing.
-    inputs: inputs of the command.
     what: the kind of folder, for messages: 'a model'.
     ours: whether a folder that is not empty is of that kind.
-    flag: names ``out`` in messages.
     grows: whether several runs fill it; otherwise it is replaced as a whole.
     lock: False in all but one of several processes that work together.
   """

@@ -57,7 +57,6 @@ def fetch(
   """Fetches a repository from the cache or the hub; returns its folder.
 
   Args:
-    what: begins messages.
     cached: use only the cache, which may lack files.
   """
   import huggingface_hub  # slow to import
@@ -93,7 +92,6 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
 
   Args:
     path: of a file or a folder, or USER/NAME, perhaps with @REVISION.
-    what: begins messages.
   """
   files.check_scheme(path)
   found = epath.Path(path)
@@ -154,7 +152,6 @@ def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> 
   """Puts the files of a folder into a repository in one commit; other files there stay.
 
   Args:
-    folder: see `uploads`.
     name: USER/NAME; made if it is missing.
     private: refuse a repository that others can see.
 

@@ -16,9 +16,6 @@ class Records(list[dict[str, Any]]):
   """The rows of a table: one dict a row, with the same keys in the same order.
 
   Stands in for a DataFrame where pandas is not installed. A notebook draws it as a table.
-
-  Attributes:
-    columns: the names.
   """
 
   def __init__(self, columns: Mapping[str, Sequence[Any]]):

@@ -48,12 +48,7 @@ _BAD_IDS = re.compile(r'[\s\x00-\x1f\x7f]')
 
 
 class Rows(NamedTuple):
-  """A summary of all ids in a folder.
-
-  Attributes:
-    total: their number.
-    sha256: of all ids, one a line.
-  """
+  """A summary of all ids in a folder."""
 
   total: int
   sha256: str
@@ -268,9 +263,6 @@ class ShardRows:
 
   Attributes:
     path: a .npy file, checked by `_open_npy`.
-    count: rows.
-    columns: of the file.
-    dtype: of the file numbers.
     offset: byte of the first row.
     stored_as: the code; None for plain numbers.
     dimension: how many leading numbers of a vector are used; None for all.
@@ -339,8 +331,6 @@ class Embeddings:
   """A finished folder. Vectors and ids are read when used, since they may exceed memory.
 
   Attributes:
-    shards: files of rows, in order.
-    meta: settings of the vectors.
     sha256: of the manifest, which covers everything in the folder.
     is_cut: whether vectors are cut to their first numbers.
   """
@@ -440,7 +430,6 @@ def load_embeddings(
   """Opens a finished folder.
 
   Args:
-    verify: compare the SHA-256 of every file.
     process, processes: rank and count; each process verifies a part of the files.
   """
   root = files.existing(folder, 'embeddings')

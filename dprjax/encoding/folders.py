@@ -26,7 +26,6 @@ class _Survey(NamedTuple):
 
   Attributes:
     rows: the number of texts, and the SHA-256 of their ids.
-    input_sha256: `texts.digest`.
     shards: the digest of the texts of each shard, 16 bytes.
   """
 

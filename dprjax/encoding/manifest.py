@@ -35,19 +35,14 @@ class Meta:
   """Everything that decides the vectors; the same for all vectors in a folder.
 
   Attributes:
-    dimension: numbers of a vector.
     dtype: of the stored vectors, one of ``DTYPES``.
-    side: 'query' or 'passage'.
-    backbone_sha256: of the encoder tensors.
     config_sha256: of the encoder shape: heads, activation, epsilon and so on.
-    tokenizer_sha256: of the tokenizer.
     prompt_sha256: of the prompt file; None without a prompt, or with a query-only prompt.
     query_prompt_sha256: of the query-only prompt file, for queries.
     shift_positions: whether positions start at the prompt length; False under a query-only
       prompt.
     pooling, normalize, prefix, max_length: `text.vector_spec.VectorSpec.of_side`.
     arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder_config.Arithmetic``).
-    input_sha256: of ids and texts.
     topic: with a topic prompt, 'infer' or the number of a topic; else empty.
   """
 
@@ -200,7 +195,6 @@ class Manifest:
 
   Attributes:
     ids_sha256: of all ids, a line each.
-    checksums: by shard number.
     ranges: of codes; None for plain vectors, or if not measured yet.
   """
 

@@ -77,10 +77,7 @@ class Encoder:
   Attributes:
     backbones: by side, 'query' and 'passage'; may be the same object. Parameters from `load` stay
       in their files.
-    tokenizer: of the backbones.
     bank: prompts by name, with their settings for vectors.
-    mesh: the devices.
-    dimension: of vectors.
     topics: topic models by prompt name.
     truncated: the number of texts cut at the maximum length, by side.
   """

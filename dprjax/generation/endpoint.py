@@ -111,14 +111,7 @@ def ask(
   concurrency: int,
   pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Answer]:
-  """Yields answers as they come.
-
-  Args:
-    server: the server.
-    requests: the prompts.
-    concurrency: requests at a time.
-    pause: waits for a number of seconds.
-  """
+  """Yields answers as they come."""
   stop = threading.Event()
 
   def one(request: Request) -> Answer:

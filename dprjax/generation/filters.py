@@ -11,6 +11,8 @@
 | copied | a run of words of the passage: word matches would suffice to find it |
 | repeated | for the same passage |
 | asked of several passages | its answer is ambiguous |
+
+Of those that are used, `found` keeps the ones whose passages a retriever finds.
 """
 
 import collections
@@ -22,7 +24,9 @@ from typing import NamedTuple
 
 import regex
 
-from dprjax.base import words
+from dprjax.base import files, words
+from dprjax.text import trec
+from dprjax.text.qrels import Qrels
 from dprjax.text.read_report import ReadReport
 
 COPIED_WORDS = 8
@@ -96,8 +100,6 @@ def why_not(text: str, passage: str) -> str:
   """The reason to leave out a query; '' if it can be used.
 
   Args:
-    text: the query.
-    passage: its passage.
   """
   own = words.words(text)
   if not own:
@@ -129,9 +131,6 @@ def choose(
   """The queries that can be used for training, in order; others are counted.
 
   Args:
-    queries: of known passages.
-    passages: texts by id.
-    report: counts queries left out.
     per_passage: the most queries of a passage.
   """
   kept: dict[tuple[str, str], Query] = {}
@@ -156,6 +155,28 @@ def choose(
       counts[passage] += 1
       found.append(query)
   return found
+
+
+def found(qrels: Qrels, run: files.PathLike, within: int, report: ReadReport) -> Qrels:
+  """The judgements of queries with a relevant passage among the first results of a run.
+
+  Dai et al. (2023, Promptagator, section 3.2) call this round-trip consistency.
+
+  Args:
+    within: how many results of a query count.
+  """
+  kept: Qrels = {}
+  rankings = trec.read_run(run).rankings()
+  for query, judged in qrels.items():
+    best = rankings[query].top(within).ids if query in rankings else []
+    if any(judged.get(id_, 0) > 0 for id_ in best):
+      report.count('queries that find their passages')
+      kept[query] = judged
+    elif best:
+      report.count(f'queries left out: not among the first {within}', query)
+    else:
+      report.count('queries left out: not in the run', query)
+  return kept
 
 
 def _shown(text: str) -> str:

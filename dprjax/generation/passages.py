@@ -25,14 +25,7 @@ def read_passages(path: files.PathLike) -> Iterator[PassageRecord]:
 def sample(
   passages: Iterable[PassageRecord], count: int, seed: int, report: ReadReport
 ) -> list[PassageRecord]:
-  """At most ``count`` passages, drawn by a hash of their ids; memory does not grow with the corpus.
-
-  Args:
-    passages: the corpus, as a stream.
-    count: passages wanted.
-    seed: of the hash.
-    report: counts passages, and those that are too short.
-  """
+  """At most ``count`` passages, drawn by a hash of their ids, in little memory."""
   heap: list[tuple[int, int, PassageRecord]] = []
   for number, passage in enumerate(passages):
     report.count('passages')

@@ -41,7 +41,6 @@ class Answer(msgspec.Struct):
   """The answer of a generator about a passage.
 
   Attributes:
-    id: of the passage.
     key: of the request (`key_of`).
     tokens: of the prompt and of the answer, as counted by the endpoint.
   """

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
@@ -40,7 +39,6 @@ class Corpus(NamedTuple):
   """Extra negatives for every query, disjoint from the batch.
 
   Attributes:
-    vectors: of the passages.
     rows: row numbers of the passages in the cache.
   """
 
@@ -102,7 +100,7 @@ def info_nce(
       )
 
     student = scores(queries, passages)
-    metrics = _metrics(student)
+    metrics = metrics_of(student)
     if bare:
       metrics = metrics._replace(divergence=divergence(scores(bare[0], theirs), student))
     return metrics, ()
@@ -113,24 +111,6 @@ def info_nce(
   return map_chunks(score, arrays, None, row_blocks(len(queries), rows, mesh), mesh)[0]
 
 
-def nt_xent(
-  texts: Float[Array, 'M H'],
-  mesh: Mesh,
-  *,
-  rows: int = 1024,
-  temperature: float = 1.0,
-  keys: Int[Array, ' M'] | None = None,
-) -> ContrastiveMetrics:
-  """``nt_xent_scores`` over the global batch, at most ``rows`` texts of a device at a time."""
-  everything, keys = jax.lax.with_sharding_constraint((texts, keys), NamedSharding(mesh, P()))
-
-  def score(block: tuple[Array, Array], _: Array | None) -> tuple[ContrastiveMetrics, tuple[()]]:
-    return _metrics(nt_xent_scores(block[0], everything, temperature, block[1], keys)), ()
-
-  arrays = (texts, jnp.arange(len(texts), dtype=jnp.int32))
-  return map_chunks(score, arrays, None, row_blocks(len(texts), rows, mesh), mesh)[0]
-
-
 def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
   """The smallest number of equal blocks of at most ``rows`` queries on a device."""
   per_device = total // meshes.batch_devices(mesh)
@@ -138,7 +118,7 @@ def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
   return next(n for n in range(fewest, per_device + 1) if per_device % n == 0)
 
 
-def _metrics(scores: ScoreMatrix) -> ContrastiveMetrics:
+def metrics_of(scores: ScoreMatrix) -> ContrastiveMetrics:
   return ContrastiveMetrics(cross_entropy(scores), accuracy(scores), negatives_seen(scores))
 
 
@@ -180,7 +160,6 @@ def over_lengths(
     lengths: ``config.matryoshka``; H is always added.
     normalize: whether shortened vectors are scaled to unit length.
     score: ``(*vectors) -> (losses, others)``.
-    vectors: trees of arrays [..., H].
 
   Returns:
     The mean losses, and ``others`` for full vectors.
@@ -288,54 +267,6 @@ def inner_products(
     precision=jax.lax.Precision.HIGHEST,
     preferred_element_type=jnp.float32,
   )
-
-
-def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
-  """The texts in the order first 0, second 0, first 1, second 1, ...; M = 2 B.
-
-  Each device keeps the rows of its passages.
-  """
-  return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
-
-
-def nt_xent_scores(
-  texts: Float[Array, 'm H'],
-  everything: Float[Array, 'M H'],
-  temperature: float = 1.0,
-  row: Int[Array, ' m'] | None = None,
-  keys: Int[Array, ' M'] | None = None,
-) -> ScoreMatrix:
-  """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
-
-  The target of each text is its sibling; the other M - 2 texts are its negatives.
-
-  Args:
-    texts: in the order of ``interleave``.
-    everything: all texts, gathered to all devices.
-    row: rows of ``texts`` in ``everything``; None: all.
-    keys: ``text_keys`` of all texts. Equal texts, and siblings of equal texts, are not negatives.
-  """
-  logits = inner_products(texts, everything) / temperature
-  row = jnp.arange(texts.shape[0], dtype=jnp.int32) if row is None else row
-  column = jnp.arange(everything.shape[0], dtype=jnp.int32)
-  allowed = row[:, None] != column[None, :]
-  if keys is not None:
-    own, sibling = (jnp.take(keys, place)[:, None] for place in (row, row ^ 1))
-    theirs = jnp.take(keys, column ^ 1)[None, :]
-    equal = (own == keys[None, :]) | (sibling == keys[None, :]) | (own == theirs)
-    allowed &= (column[None, :] == (row ^ 1)[:, None]) | ~equal
-  return ScoreMatrix(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
-
-
-def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, ' B']:
-  """A 31-bit hash of the tokens of each text."""
-  places = jnp.arange(tokens.shape[1], dtype=jnp.uint32)[None, :]
-  bits = jnp.asarray(tokens, jnp.uint32) * np.uint32(2654435761) + places * np.uint32(2246822519)
-  for shift, factor in ((16, 2246822507), (13, 3266489909)):  # fmix32 of MurmurHash3
-    bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
-  bits = bits ^ (bits >> np.uint32(16))
-  sums = jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=1, dtype=jnp.uint32)
-  return (sums >> np.uint32(1)).astype(jnp.int32)
 
 
 def cross_entropy(scores: ScoreMatrix) -> Float[Array, ' B']:

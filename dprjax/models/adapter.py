@@ -344,7 +344,6 @@ class InTexts(NamedTuple):
   Attributes:
     embed: ``((backbone, adapter), tokens [B, T], mask [B, T], prompt numbers [B] or None) ->
       [B, H]``.
-    adapter: of all prompts, or None.
     length: the tokens of a row for a text of this many tokens.
   """
 
@@ -361,7 +360,6 @@ class Kind(NamedTuple):
 
   Attributes:
     name: in ``config.prompt.kind`` and in the meta of prompt files.
-    text: a description for messages.
     arrays: ``(where, meta) -> {name: axes}`` of a file, such as ``{'prefix': 'L 2 P N D'}``. The
       backbone decides the axes in `sizes`. Raises InputError, which begins with ``where``, for
       an invalid meta.

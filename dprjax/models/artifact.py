@@ -92,8 +92,6 @@ class Prompt:
 
   Attributes:
     meta: the JSON object with the keys of ``_Meta``.
-    arrays: the adapter members, by name.
-    path: of the file, for errors.
     queries: hashes of the queries used in training and selection.
   """
 

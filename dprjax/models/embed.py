@@ -33,7 +33,6 @@ def embed_text(
 
   Args:
     config, params, tokens, mask, adapter, kwargs: as for ``encoder.encode``.
-    specs, which: as for ``of_states``.
   """
   states = encoder.encode(config, params, tokens, mask, adapter=adapter, **kwargs)
   return of_states(config, params, states, mask, specs, which, adapter)

@@ -210,7 +210,6 @@ def encode(
     params: as ``hub.load_backbone`` gives them, float32 or bfloat16.
     mask: True at real tokens. A row may be all padding.
     adapter: shared or one for each example; from a bank, by `Adapter.choose`.
-    token_types: segment ids, default 0.
 
   Returns:
     The hidden states of the last layer, float32.
@@ -255,7 +254,6 @@ def keys_and_values(
 
   Args:
     params: as for ``encode``, or on disk; one layer at a time is read from there.
-    tokens: token ids, without padding.
   """
   rows = jnp.asarray(tokens, jnp.int32)[None]
   first = {

@@ -71,7 +71,6 @@ class Arithmetic(NamedTuple):
   Attributes:
     name: 'float32', 'bfloat16' or 'mixed': dense layers multiply bfloat16 and sum float32; all else
       is float32.
-    activations: their dtype.
     products: the dtype of factors in dense layers; None: as activations.
   """
 

@@ -34,7 +34,6 @@ class Shape:
   """The base of all shapes, frozen dataclasses with a ``model_type``.
 
   Attributes:
-    projection: the dense layers after the pooling.
     causal: tokens do not see later ones, so the state of the first token does not describe a text.
   """
 

@@ -34,7 +34,6 @@ class _Static(NamedTuple):
   """The static arguments of a compiled program.
 
   Attributes:
-    width: D.
     interpret: run on any device, slowly.
     dropout: the rate on weights.
     prompt_dropout: the rate on a shared prompt, with a mask for each example.
@@ -69,7 +68,6 @@ def attend(
     query, key, value: of the tokens; keys and values may begin with a prompt, masked by the bias.
     bias: added to the scores of the tokens; it gets no gradient.
     prompt: unmasked keys (index 0) and values, shared or one for each example.
-    num_heads: N.
     dropout: the rate on weights, if there is a ``dropout_key``.
     prompt_dropout: the rate on a shared prompt, if there is a ``prompt_key``. Each example has its
       own mask, but no copy of the prompt.

@@ -46,7 +46,6 @@ class HeadSpec(NamedTuple):
     read: ``(checkpoint, stack) -> Head | None``. Raises InputError for a head that does not fit.
     model_class: the suffix of the class name in transformers, if there is one.
     hf_config: ``(config.json, head) -> config.json`` for that class.
-    file: where it is stored.
     metadata: ``(head) -> metadata`` of a separate file.
   """
 

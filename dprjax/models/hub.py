@@ -52,12 +52,9 @@ class Backbone:
   """A loaded encoder.
 
   Attributes:
-    config: its shape.
     params: numpy float32, for ``encoder.encode``.
-    sha256: of the encoder tensors.
     path: the folder of config.json and the tokenizer.
     spec: how it embeds texts, from its sentence-transformers files or the defaults.
-    hf_config: config.json.
     heads: the requested heads found in the checkpoint, by names of ``head_specs.HEADS``.
   """
 

@@ -372,7 +372,6 @@ class Scanned(NamedTuple):
   """Inputs that differ by layer, with a leading layer axis.
 
   Attributes:
-    adapter: from ``Adapter.layered``.
     number: [L], from 0, for families whose layers differ.
   """
 
@@ -385,7 +384,6 @@ class Shared(NamedTuple):
 
   Attributes:
     bias: [B or 1, 1 or N, 1 or T, S], of padding and of ``family.Family.relative``.
-    positions: [B, T], for rotary embeddings.
     adapter: without the arrays that differ by layer.
   """
 

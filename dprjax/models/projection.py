@@ -28,8 +28,6 @@ class Dense(NamedTuple):
   """The shape of one layer: ``activation(x @ kernel + bias)``.
 
   Attributes:
-    inputs, outputs: sizes.
-    bias: whether it has one.
     activation: the PyTorch class.
   """
 

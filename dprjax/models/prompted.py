@@ -31,7 +31,6 @@ def write_folder(
   """Fills a folder with a prompt and its frozen backbone.
 
   Args:
-    folder: exists and is empty.
     reference: the same backbone on the hub, pinned to a commit; then no files are copied.
   """
   _code(prompt)

@@ -36,8 +36,6 @@ class Filled(NamedTuple):
   """Filled templates, padded on the right.
 
   Attributes:
-    tokens: token ids.
-    mask: True at real tokens.
     token_types: padding has the type of the last piece.
     pieces: the index of the piece of each token; the number of pieces at padding.
   """
@@ -53,7 +51,6 @@ class Packed(NamedTuple):
 
   Attributes:
     rows: the texts side by side, padded to the length of the filled template.
-    lengths: of the texts.
     cut: the number of examples that lost tokens.
   """
 

@@ -126,9 +126,6 @@ class Checkpoint(NamedTuple):
   """An open model.
 
   Attributes:
-    folder: its path.
-    config: the encoder shape.
-    hf_config: config.json.
     tensors: by names of the family; several if stored twice.
   """
 
@@ -166,11 +163,7 @@ def open_checkpoint(
 
 
 def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params, str]:
-  """Parameters and SHA-256 of an encoder. Memory holds each tensor once, or one at a time.
-
-  Args:
-    on_disk: parameters are `OnDisk`.
-  """
+  """Parameters and SHA-256 of an encoder. Memory holds each tensor once, or one at a time."""
   config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
   check(

@@ -26,12 +26,7 @@ Prompts = PathLike | Mapping[str, PathLike | None] | None
 
 
 class MtebModel:
-  """A model for ``mteb.evaluate``; see ``load``.
-
-  Attributes:
-    encoder: makes the vectors.
-    mteb_model_meta: the mteb ``ModelMeta``.
-  """
+  """A model for ``mteb.evaluate``; see ``load``."""
 
   def __init__(self, encoder: Encoder, meta: Any = None):
     self.encoder, self.mteb_model_meta = encoder, meta
@@ -51,7 +46,6 @@ class MtebModel:
     Args:
       inputs: mteb batches, with lists ``text``.
       task_metadata: of the task; its name or type may choose the prompt.
-      hf_split, hf_subset: ignored.
       prompt_type: ``query``, or else the texts are passages.
 
     Raises:

@@ -95,7 +95,6 @@ class Estimate(NamedTuple):
 
   Attributes:
     measured: the mean difference on the held-out queries.
-    error: its standard error.
     expected: the expected gain on other queries.
     deviation: the standard deviation of the expected gain.
     loss: the chance of losing more than `LOSS`.
@@ -114,7 +113,6 @@ class Choice(NamedTuple):
   Attributes:
     candidate: `FROZEN` unless another has an expected gain above 0 and a small chance of a loss.
     estimates: of each candidate except the frozen encoder.
-    queries: the number of held-out queries.
     optimism: subtracted from all gains, since the best is chosen.
     new, new_queries: the measured gain on queries with new answers, and their number; None if
       unknown or without such queries.

@@ -58,7 +58,6 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
 
   Args:
     systems: metrics of ``evaluate`` by name; the first is the baseline.
-    measure: a measure in all metrics.
   """
   result: dict[str, Compared] = {}
   for name, metrics in systems.items():

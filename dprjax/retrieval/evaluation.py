@@ -22,7 +22,6 @@ class Questions(NamedTuple):
 
   Attributes:
     answers: by question, see `answers.read_answers`.
-    depths: values of k.
   """
 
   answers: Mapping[str, Sequence[str]]
@@ -135,7 +134,6 @@ class _Read:
   """Results of reading a run.
 
   Attributes:
-    measured: its judged queries.
     queries: their number, judged or not.
     with_own_id: queries that found the document with their own id; for ``first_with_own_id`` of
       them it ranks first and was not judged relevant.

@@ -1,4 +1,4 @@
-"""Figures: points with intervals, values by update, words of topics."""
+"""Figures: points with intervals, values by update."""
 
 import contextlib
 import warnings
@@ -42,8 +42,6 @@ def dots(
 
   Args:
     panels: values by panel and row. A panel may lack rows.
-    foot: a line in small print.
-    path: the file; png, pdf or svg.
     differences: panels share an axis with a line at 0; an exact 0 without a whisker is hollow.
     colour_of: the colour of a row and a panel; by default of the place of the row.
   """
@@ -72,7 +70,7 @@ def dots(
     grids.flat[0].set_ylim(len(names) - 0.4, -0.75)
     if differences:
       _cut(grids.flat[0], [bar for by_name in panels.values() for bar in by_name.values()])
-    _label_below(drawing, xlabel)
+    label_below(drawing, xlabel)
     if title:
       drawing.suptitle(title, fontsize=11, fontweight='bold')
 
@@ -88,7 +86,7 @@ def _dot(axes: Any, place: int, bar: Bar, colour: str, differences: bool) -> Non
     axes.annotate(said, (bar.mean, place), xytext=(0, 6), annotation_clip=True, bbox=box, **style)
 
 
-def _label_below(drawing: Any, text: str) -> None:
+def label_below(drawing: Any, text: str) -> None:
   """The label of the x axes of all panels, above the foot."""
   height = drawing.get_figheight()
   strip = 0.4 / height
@@ -158,43 +156,6 @@ def curves(
     grid(axes, 'y')
     if len(series) > 1:
       legend(drawing, [short(name) for name in series])
-
-
-class TopicPanel(NamedTuple):
-  """The words of a topic, most probable first, with their probabilities in it and overall."""
-
-  title: str
-  words: Sequence[str]
-  own: Sequence[float]
-  background: Sequence[float]
-
-
-def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
-  """Draws a panel for each topic: bars for its most probable words, dots for the background.
-
-  Args:
-    foot: a line in small print.
-    path: the file; png, pdf or svg.
-  """
-  columns = min(len(panels), 3)
-  rows = -(-len(panels) // columns)
-  most = max(len(panel.words) for panel in panels)
-  names = ['in the topic', 'in the background: words of all topics']
-  with canvas(0.6 + 2.4 * columns, 0.5 + rows * (0.5 + 0.2 * most), foot, path) as drawing:
-    for number, panel in enumerate(panels):
-      axes = drawing.add_subplot(rows, columns, number + 1)
-      places = np.arange(len(panel.words))
-      axes.barh(places, panel.own, 0.75, color=_COLOURS[0], label=names[0])
-      dots = {'marker': 'o', 'linestyle': '', 'color': _COLOURS[1], 'markersize': 4}
-      axes.plot(panel.background, places, label=names[1], **dots)
-      axes.set_yticks(places, panel.words, fontsize=9)
-      axes.set_ylim(most - 0.4, -0.6)
-      axes.locator_params(axis='x', nbins=3)
-      axes.tick_params(axis='x', labelsize=8)
-      axes.set_title(panel.title, fontsize=10)
-      grid(axes, 'x')
-    _label_below(drawing, 'probability of the word')
-    legend(drawing, names, 'Most probable words of each topic')
 
 
 def short(name: str) -> str:

@@ -87,9 +87,7 @@ class Parts(NamedTuple):
 
   Attributes:
     backbone: its path or name, and its SHA-256.
-    prompt: the file, if there is one.
     settings: keywords of ``Encoder.load``.
-    fusion: with BM25, if the ranking is one.
     choice: the record of the choice (`choosing.Choice.record`), if there was one.
   """
 
@@ -141,11 +139,7 @@ def read(path: files.PathLike) -> Parts:
 
 
 def load_encoder(path: files.PathLike, **options: Any) -> tuple[Parts, Encoder]:
-  """Reads a folder and loads its encoder; ``options`` of ``Encoder.load`` replace its settings.
-
-  Raises:
-    InputError: the encoder cannot be read or is another one.
-  """
+  """Reads a folder and loads its encoder; ``options`` of ``Encoder.load`` replace its settings."""
   parts = read(path)
   encoder = Encoder.load(parts.backbone, parts.prompt, **{**parts.settings, **options})
   if encoder.space_sha256 != parts.backbone_sha256:
@@ -172,7 +166,6 @@ def describe(
     backbone: its path or name, or `HERE`.
     name: of the folder, for the card.
     data: the SHA-256 of the files that it was chosen by, by their role.
-    how: the fusion with BM25.
   """
   content = {
     'format': _FORMAT,
@@ -207,7 +200,6 @@ class Index(NamedTuple):
   """An indexed corpus.
 
   Attributes:
-    corpus: the embeddings.
     texts: as encoded, in their order.
     words: the search with BM25, for a fusion.
   """
@@ -270,7 +262,6 @@ def fill(
 
   Args:
     passages: at least one; the same in each iteration.
-    source: where they come from, for messages.
     how: the fusion, whose BM25 is indexed too.
     vectors: gives those of a slice of the passages, if they are encoded already.
   """
@@ -322,11 +313,7 @@ def _known(
 
 
 def open_index(path: files.PathLike, how: Fusion | None) -> Index:
-  """Opens the index of a retriever.
-
-  Raises:
-    InputError: it is damaged, or the fusion does not fit its BM25 index.
-  """
+  """Opens the index of a retriever."""
   index = epath.Path(path) / INDEX
   corpus = embeddings.load_embeddings(index / _VECTORS)
   found = [one for _, one in reading.read_jsonl(index / _PASSAGES, 'passages', _Passage)]

@@ -34,10 +34,7 @@ class Learnt(NamedTuple):
   """Learnt weights, and their gain over the best single run.
 
   Attributes:
-    fusion: with the weights.
     scores: nDCG@10 of each query.
-    queries: how many are judged.
-    best: name of the best run.
     gain: cross-validated.
   """
 
@@ -75,12 +72,6 @@ def choose(
   Args:
     method: one of `fusion.METHODS`, or `LEARNED` from the judgements.
     weights: by run (default: 1); or a file of `fusion.write`, which names a method, too.
-    judged: judgements to learn from.
-    files: of the runs, by name.
-
-  Raises:
-    InputError: an unknown method, one that does not go with the weights or the judgements, or
-      weights of other runs.
   """
   if (method == LEARNED) != (judged is not None) or (method == LEARNED and weights is not None):
     raise InputError(
@@ -139,10 +130,6 @@ def fuse(
 
   Args:
     how: None merges runs of disjoint parts of one corpus, with comparable scores.
-    files: of the runs, by name, for messages.
-
-  Raises:
-    InputError: a run shares no query with another one; two parts share a document.
   """
   query_ids = list(dict.fromkeys(query_id for run in runs.values() for query_id in run))
   for name, run in runs.items():

@@ -52,8 +52,6 @@ class Fusion:
   Attributes:
     weights: by name of the run: finite, none below 0, at least one above. A run of weight 0 is left
       out.
-    method: one of `METHODS`.
-    rrf_k: the constant of rrf.
     depth: how many documents of each run count.
     bm25: settings of the BM25 index, if one of the runs came from dprjax.bm25.
   """
@@ -179,7 +177,6 @@ class Learnt(NamedTuple):
   """Weights, and nDCG@10 of each query in cross-validation.
 
   Attributes:
-    weights: one of the candidates.
     held_out: of each query under the weights learnt from the other queries.
     alone: of each query for each run without fusion.
     equal: of each query under equal weights.

@@ -13,7 +13,6 @@ class Hybrid(NamedTuple):
   """A fusion of the runs `fusion.BM25` and `fusion.DENSE`.
 
   Attributes:
-    fusion: the method and weights.
     search: finds the best k passages for each query text by BM25.
   """
 

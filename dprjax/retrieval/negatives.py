@@ -74,7 +74,6 @@ class MiningOptions:
     depth: rows used of each run, per query.
     sample: negatives of each source, per query.
     threshold: denoised negatives have a probability of relevance below this.
-    seed: of the samples.
     texts: write titles and texts of passages, not only ids.
     drop_same_id: the BEIR rule: a passage with the same id as the query is not a candidate.
     score_positives: also write reranker scores of positives.
@@ -111,16 +110,11 @@ def mine(
 
   Args:
     qrels: judgements; grades above 0 are positives.
-    retrievers: name -> TREC run.
     reranked: a TREC run with the logits of a reranker as scores.
     score: the reranker, in place of ``reranked``. Without both there are no denoised negatives.
 
   Returns:
     The settings and counts.
-
-  Raises:
-    InputError: no candidate, or no denoised negative unless only scores are asked for too
-      (``options.score_positives``).
   """
   options = options or MiningOptions()
   report = ReadReport()
@@ -174,11 +168,15 @@ def _database() -> Iterator['DuckDBPyConnection']:
   with cli.loading():  # an exception inside it would abort the process
     import duckdb  # takes .1 s
 
-  with tempfile.TemporaryDirectory(prefix='dprjax-') as folder:
-    file = pathlib.Path(folder) / 'tables.duckdb'
-    with duckdb.connect(file, config={'memory_limit': _MEMORY, 'temp_directory': folder}) as tables:
-      tables.execute(_SCHEMA)
-      yield tables
+  with (
+    tempfile.TemporaryDirectory(prefix='dprjax-') as folder,
+    duckdb.connect(
+      pathlib.Path(folder) / 'tables.duckdb',
+      config={'memory_limit': _MEMORY, 'temp_directory': folder},
+    ) as tables,
+  ):
+    tables.execute(_SCHEMA)
+    yield tables
 
 
 def _add_queries(

@@ -51,11 +51,8 @@ class Reranker:
   """Scores pairs on all local devices.
 
   Attributes:
-    backbone, tokenizer: of the model.
     max_length: of a pair, in tokens.
-    dtype: the arithmetic.
     truncated: the number of pairs that lost tokens.
-    head: the name of the scoring head.
   """
 
   head: ClassVar[str]
@@ -76,9 +73,6 @@ class Reranker:
     """For subclasses: ``score_rows(params, rows, lengths, options) -> [B]`` scores ``Packed.rows``.
 
     Its ``params`` are those of the backbone and ``own``.
-
-    Raises:
-      InputError: the backbone has fewer positions than ``max_length``.
     """
     config = backbone.config
     check_size('max_length', max_length, config.max_tokens, backbone.path)
@@ -186,12 +180,7 @@ class CrossEncoder(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``.
-
-    Raises:
-      InputError: the backbone has no classifier (see ``hub.load_backbone``), or fewer positions
-        than ``max_length``.
-    """
+    """See ``load``."""
     head = _check_head(backbone.heads.get('classifier'), backbone.path).params
     model = backbone.config
     self.labels = head['output']['bias'].shape[0]
@@ -271,16 +260,12 @@ def load(path: PathLike, prompt: PathLike | None = None, **options: Any) -> Rera
 
 
 def check(path: PathLike) -> None:
-  """A quick check before ``CrossEncoder.load(path)``, without reading encoder weights.
-
-  Raises:
-    InputError: there is no model, or it has no sequence-classification head of 1 or 2 labels.
-  """
+  """A quick check before ``CrossEncoder.load(path)``, without reading encoder weights."""
   _check_head(hub.load_head(path, 'classifier'), path)
 
 
 def _check_head(head: head_specs.Head | None, path: PathLike) -> head_specs.Head:
-  """The head. Raises InputError if there is none, or only the BERT pooler."""
+  """The head, which is more than the BERT pooler."""
   if head is None or 'output' not in head.params:
     raise InputError(
       f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; '

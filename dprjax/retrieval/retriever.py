@@ -100,9 +100,6 @@ class Retriever:
       retriever = Retriever.load('backbone', prompt={'qa': 'qa.npz', 'chat': 'chat.npz'})
       retriever.index(corpus, prompt='qa')
       retriever.encode(['a question', 'hello'], 'query', prompt=['qa', 'chat'])
-
-  Attributes:
-    encoder: makes the vectors.
   """
 
   def __init__(self, encoder: Encoder, fusion: Fusion | None = None, backbone: str | None = None):

@@ -167,9 +167,7 @@ class Feed:
   """Draws the passages of queries and reads their tokens; arguments as in `make_batches`.
 
   Attributes:
-    size: the number of queries.
     counts: for each key of indices, the number of rows that it refers to.
-    negatives: hard negatives a query.
     max_relevant: R of `relevant`.
   """
 

@@ -20,7 +20,6 @@ def write(
   """Writes a data set; returns the numbers of passages and queries.
 
   Args:
-    folder: made here.
     passages: ``{_id, title, text, categories}``; title and categories are optional.
     queries: ``{_id, text}``.
   """

@@ -60,9 +60,6 @@ def check(
   """Yields (title, findings) for each split, for the passages, and for the overlap of splits.
 
   Args:
-    path: of the data set, as in `sources.Source`.
-    splits: names, such as from `splits_of`.
-    columns: as in `sources.Source`.
     limits: for counting the texts that will be cut.
   """
   loaded = {

@@ -25,7 +25,7 @@ passage, or 0 for a negative. Rows with the same query are joined.
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -144,9 +144,6 @@ class _Arxiv(msgspec.Struct):
   abstract: str | None = None
 
 
-_MakePassage = Callable[[Id | None, str | None, str], Passage]
-
-
 USUAL = {
   'query': ('query', 'anchor', 'question', 'query_text'),
   'positive': (
@@ -187,6 +184,10 @@ def _of_corpus(_given: Any, _title: Any, id_: str, where: str) -> Passage:
   return Passage(check_id(id_, where), '')
 
 
+def _naming(format: str) -> Callable[[Id | None, str | None, str, str], Passage]:
+  return _of_corpus if format in ('tevatron2', 'ids') else _Naming()
+
+
 def digest_of(text: str) -> str:
   """A name of 16 digits for a text."""
   return hashlib.sha1(text.encode('utf-8', 'surrogatepass'), usedforsecurity=False).hexdigest()[:16]
@@ -208,26 +209,29 @@ def read_examples(
     return
   prompted = bool(columns and 'prompt' in columns)
   parse, type_, _ = _FORMATS[format]
-  naming = _Naming()
-  where = ''
+  naming = _naming(format)
   record: Any
-
-  def passage(given: Id | None, title: str | None, text: str) -> Passage:
-    return naming(given, title, text, where)
-
   for number, where, record in records.read_as(path, 'data file', type_):
-    query_id, query, positives, negatives = parse(record, passage)
+    query_id, query, positives, negatives = parse(record)
     id_ = str(number) if query_id is None else check_id(query_id, where)
     if prompted and getattr(record, 'prompt', None):
       query = f'{record.prompt.strip()} {query}'
-    yield number, Example(Query(id_, query.strip()), positives, negatives)
+    others = [(naming(*raw, where), negative) for raw, negative in negatives]
+    yield (
+      number,
+      Example(
+        Query(id_, query.strip()),
+        [naming(*raw, where) for raw in positives],
+        [(passage, negative._replace(id=passage.id)) for passage, negative in others],
+      ),
+    )
 
 
 def _read_table(
   path: epath.Path, columns: Mapping[str, str], by_id: bool
 ) -> Iterator[tuple[int, Example]]:
   positive, read = ('positive_id', records.id_of) if by_id else ('positive', records.text_of)
-  naming = _of_corpus if by_id else _Naming()
+  naming = _naming('ids' if by_id else 'table')
   roles: dict[str, str] = {}
   negatives: list[str] = []
   for row in records.read(path, 'data file'):
@@ -395,72 +399,69 @@ def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, f
     yield str(number) if given is None else check_id(given, where), scored
 
 
-# The parser of each format returns the query id, its text, positives and negatives.
-_Parts = tuple[Id | None, str, list[Passage], list[tuple[Passage, Negative]]]
+# The parser of each format returns the query id, its text, positives and negatives, whose ids are
+# not known yet. A passage is (id, title, text).
+_Raw = tuple[Id | None, str | None, str]
+_Parts = tuple[Id | None, str, Sequence[_Raw], Sequence[tuple[_Raw, Negative]]]
 
 
-def _tevatron(record: _Tevatron, passage: _MakePassage) -> _Parts:
+def _plain(passages: Iterable[_Raw]) -> list[tuple[_Raw, Negative]]:
+  return [(passage, Negative('')) for passage in passages]
+
+
+def _tevatron(record: _Tevatron) -> _Parts:
   positives, negatives = (
-    [(passage(entry.docid, entry.title, entry.text), entry) for entry in entries]
+    [((one.docid, one.title, one.text), one.negative('')) for one in entries]
     for entries in (record.positive_passages, record.negative_passages)
   )
-  return (
-    record.query_id,
-    record.query,
-    [positive for positive, _ in positives],
-    [(negative, entry.negative(negative.id)) for negative, entry in negatives],
-  )
+  return record.query_id, record.query, [passage for passage, _ in positives], negatives
 
 
-def _dpr(record: _Dpr, passage: _MakePassage) -> _Parts:
+def _dpr(record: _Dpr) -> _Parts:
   # As in DPR training: plain negatives only where there is no hard one.
   positives, negatives = (
     [
-      passage(
-        entry.psg_id if entry.passage_id is None else entry.passage_id, entry.title, entry.text
-      )
-      for entry in entries
+      (one.psg_id if one.passage_id is None else one.passage_id, one.title, one.text)
+      for one in entries
     ]
     for entries in (record.positive_ctxs, record.hard_negative_ctxs or record.negative_ctxs)
   )
-  return record.id, record.question, positives, _unmined(negatives)
+  return record.id, record.question, positives, _plain(negatives)
 
 
-def _flagembedding(record: _FlagEmbedding, passage: _MakePassage) -> _Parts:
-  positives, negatives = (
-    [passage(None, None, text) for text in texts] for texts in (record.pos, record.neg or ())
-  )
-  scored = _unmined(negatives)
-  if record.neg_scores and len(record.neg_scores) == len(negatives):
-    scored = [
-      (negative, Negative(negative.id, score=score))
-      for negative, score in zip(negatives, record.neg_scores, strict=True)
+def _flagembedding(record: _FlagEmbedding) -> _Parts:
+  texts: list[str] = record.neg or []
+  scores = record.neg_scores or ()
+  negatives = _plain((None, None, text) for text in texts)
+  if len(scores) == len(texts):
+    negatives = [
+      (passage, negative._replace(score=score))
+      for (passage, negative), score in zip(negatives, scores, strict=True)
     ]
   id_ = record.id if record.query_id is None else record.query_id
-  return id_, record.query, positives, scored
+  return id_, record.query, [(None, None, text) for text in record.pos], negatives
 
 
-def _tevatron2(record: _Tevatron2, _: _MakePassage) -> _Parts:
+def _tevatron2(record: _Tevatron2) -> _Parts:
   # The texts are in the corpus.
   positives, negatives = (
-    [Passage(str(id_), '') for id_ in ids]
+    [(None, None, str(id_)) for id_ in ids]
     for ids in (record.positive_document_ids, record.negative_document_ids or ())
   )
   query = record.query if record.query_text is None else record.query_text
-  return record.query_id, query or '', positives, _unmined(negatives)
+  return record.query_id, query or '', positives, _plain(negatives)
 
 
-def _arxiv(record: _Arxiv, passage: _MakePassage) -> _Parts:
+def _arxiv(record: _Arxiv) -> _Parts:
   # A paper without a title or an abstract is counted and skipped, not refused.
-  abstract = Passage(str(record.id), (record.abstract or '').strip())
-  return record.id, record.title or '', [abstract], []
+  return record.id, record.title or '', [(record.id, None, record.abstract or '')], []
 
 
 def _unmined(passages: list[Passage]) -> list[tuple[Passage, Negative]]:
   return [(passage, Negative(passage.id)) for passage in passages]
 
 
-_FORMATS: dict[str, tuple[Callable[[Any, _MakePassage], _Parts], type, str]] = {
+_FORMATS: dict[str, tuple[Callable[[Any], _Parts], type, str]] = {
   'tevatron': (_tevatron, _Tevatron, 'positive_passages'),
   'tevatron2': (_tevatron2, _Tevatron2, 'positive_document_ids'),
   'flagembedding': (_flagembedding, _FlagEmbedding, 'pos'),

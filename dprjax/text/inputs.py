@@ -48,7 +48,6 @@ def find(given: files.PathLike, side: str) -> list[Input]:
 
   Args:
     given: a file, a pipe, a pattern, a folder or ``hf:NAME``.
-    side: 'query' or 'passage'.
   """
   what = f'{side} file'
   path = epath.Path(given)

@@ -150,7 +150,6 @@ def find_roles(
   Args:
     usual: by role, names in lower case; the first that exists counts.
     given: by role, the name chosen by the user.
-    where: in messages.
     clear: roles for which only one usual name may exist.
     needed: roles that must have a column.
   """

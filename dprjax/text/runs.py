@@ -48,12 +48,7 @@ class Block(NamedTuple):
 
 
 def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -> Iterator[Block]:
-  """Streams a TREC run (``qid Q0 docid rank score tag``), with or without ranks.
-
-  Raises:
-    InputError: missing or empty; naming the line: not UTF-8, not six columns, or a bad rank, score
-      or id.
-  """
+  """Streams a TREC run (``qid Q0 docid rank score tag``), with or without ranks."""
   lines, rows = 0, 0
   with open_bytes(path, 'run') as (file, fraction):
     start = file.read(3)
@@ -78,7 +73,7 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
 def parse(
   path: PathLike, text: bytes, first_line: int, offset: int = 0, ranks: bool = False
 ) -> Block:
-  """The block of some whole lines of a run. Raises InputError as `read_blocks`."""
+  """The block of some whole lines of a run."""
   if text and not text.endswith(b'\n'):
     text += b'\n'
   _check_utf8(path, text, first_line)

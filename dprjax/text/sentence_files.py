@@ -131,7 +131,6 @@ class TokenizerSettings(NamedTuple):
   """Settings of the tokenizer in the files of a sentence-transformers folder.
 
   Attributes:
-    arguments: of ``AutoTokenizer``.
     lower: whether texts are made lower case first.
     max_length: of a text, in tokens; None if not given.
   """

@@ -392,7 +392,7 @@ def _size(*paths: epath.Path) -> int:
 
 
 def _read_categories(_: _How, path: epath.Path) -> dict[str, tuple[str, ...]]:
-  return dict(texts.read_categories(path))
+  return {entry.record.id: entry.categories for entry in texts.read_entries(path, 'passage')}
 
 
 def _parse_passages(how: _How, path: epath.Path) -> Iterator[Passage]:

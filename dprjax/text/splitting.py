@@ -30,7 +30,6 @@ def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -
   """Divides the queries of a data set.
 
   Args:
-    fraction: approximate share of test queries.
     by: 'query', 'document', or 'auto': by document, unless the test split would be smaller than
       half the fraction or larger than twice it.
   """

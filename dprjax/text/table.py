@@ -52,9 +52,7 @@ class Lists(NamedTuple):
     return Lists(self.flat[np.repeat(self.starts[rows], counts) + within], counts)
 
 
-class ShardSize(NamedTuple):
-  """The size of one file of a table."""
-
+class _ShardSize(NamedTuple):
   rows: int
   num_bytes: int
 
@@ -63,19 +61,13 @@ class TableWriter:
   """Writes rows ``{'id': str, name: int32 array, ...}`` of one split into numbered shards.
 
   A context that closes the files and describes them. The same rows make the same bytes.
-
-  Args:
-    part: whether other writers write other shards; `describe` then joins all into a table.
-
-  Attributes:
-    sizes: the size of every shard so far.
   """
 
-  def __init__(self, folder: epath.Path, split: str, columns: Sequence[str], part: bool = False):
+  def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
     folder.mkdir(parents=True)
-    self._folder, self._split, self._columns, self._part = folder, split, tuple(columns), part
+    self._folder, self._split, self._columns = folder, split, tuple(columns)
     self._files = _files(folder, split)
-    self.sizes: dict[int, ShardSize] = {}
+    self._sizes: dict[int, _ShardSize] = {}
     self._shard = 0
     self._writer: array_record_module.ArrayRecordWriter | None = None
 
@@ -84,8 +76,8 @@ class TableWriter:
 
   def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     self._close()
-    if kind is None and not self._part:
-      describe(self._folder, self._split, self._columns, self.sizes)
+    if kind is None:
+      self._describe()
 
   def write(
     self, identifier: str, values: Mapping[str, Integers], shard: int | None = None
@@ -94,13 +86,13 @@ class TableWriter:
     a shard are written in order.
     """
     if shard is None:
-      full = self._shard in self.sizes and self.sizes[self._shard].num_bytes > _SHARD_BYTES
+      full = self._shard in self._sizes and self._sizes[self._shard].num_bytes > _SHARD_BYTES
       shard = self._shard + full
     if self._writer is None or shard != self._shard:
       self._close()
       path = self._files.sharded_filepath(shard_index=shard, num_shards=None)
       self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-      self._shard, self.sizes[shard] = shard, ShardSize(0, 0)
+      self._shard, self._sizes[shard] = shard, _ShardSize(0, 0)
     feature = {'id': _feature(identifier.encode())} | {
       name: _feature(values[name].tobytes()) for name in self._columns
     }
@@ -109,39 +101,38 @@ class TableWriter:
       features=tf_feature_pb2.Features(feature=feature)
     ).SerializeToString(deterministic=True)
     self._writer.write(row)
-    size = self.sizes[shard]
-    self.sizes[shard] = ShardSize(size.rows + 1, size.num_bytes + len(row))
+    size = self._sizes[shard]
+    self._sizes[shard] = _ShardSize(size.rows + 1, size.num_bytes + len(row))
 
   def _close(self) -> None:
     if self._writer is not None:
       self._writer.close()
       self._writer = None
 
-
-def describe(
-  folder: epath.Path, split: str, columns: Sequence[str], sizes: Mapping[int, ShardSize]
-) -> None:
-  """Joins the shards in a folder, numbered from 0, into a table that `Table` and TFDS open."""
-  features = {'id': tfds.features.Text()} | {
-    name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in columns
-  }
-  info = tfds.core.DatasetInfo(
-    builder=tfds.core.DatasetIdentity(
-      name=_NAME, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=''
-    ),
-    description='Tokenised text of dprjax.',
-    features=tfds.features.FeaturesDict(features),
-    disable_shuffling=True,
-  )
-  info.set_file_format('array_record')
-  split_info = tfds.core.SplitInfo(
-    name=split,
-    shard_lengths=[sizes[shard].rows for shard in range(len(sizes))],
-    num_bytes=sum(size.num_bytes for size in sizes.values()),
-    filename_template=_files(folder, split),
-  )
-  info.set_splits(tfds.core.SplitDict([split_info]))
-  info.write_to_directory(folder)
+  def _describe(self) -> None:
+    """Writes what `Table` and TFDS read of the shards."""
+    column = tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes')
+    features = {'id': tfds.features.Text()} | dict.fromkeys(self._columns, column)
+    info = tfds.core.DatasetInfo(
+      builder=tfds.core.DatasetIdentity(
+        name=_NAME,
+        version=tfds.core.Version(_VERSION),
+        data_dir=str(self._folder),
+        module_name='',
+      ),
+      description='Tokenised text of dprjax.',
+      features=tfds.features.FeaturesDict(features),
+      disable_shuffling=True,
+    )
+    info.set_file_format('array_record')
+    split_info = tfds.core.SplitInfo(
+      name=self._split,
+      shard_lengths=[self._sizes[shard].rows for shard in range(len(self._sizes))],
+      num_bytes=sum(size.num_bytes for size in self._sizes.values()),
+      filename_template=self._files,
+    )
+    info.set_splits(tfds.core.SplitDict([split_info]))
+    info.write_to_directory(self._folder)
 
 
 class Table:

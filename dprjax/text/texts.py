@@ -283,9 +283,3 @@ def read_several(
       raise InputError(f'{path}: {side} id {repeated!r} is also in another file')
     texts |= added
   return texts
-
-
-def read_categories(path: files.PathLike) -> Iterator[tuple[str, tuple[str, ...]]]:
-  """Yields (id, categories) of the passages of a file."""
-  for entry in read_entries(path, 'passage'):
-    yield entry.record.id, entry.categories

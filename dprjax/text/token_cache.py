@@ -9,8 +9,7 @@
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
                        relevant, negatives), and the sources of negatives
 
-Several processes may build it together: each tokenises every n-th shard of the passages, and
-process 0 joins the shards. The cache has the same bits for any number of processes.
+Process 0 builds it; others wait.
 
 Each text has one row, under its first id. Different texts with the same tokens (after a cut, say)
 keep their rows, because evaluation needs their ids. A loss treats them as one passage, so a copy of
@@ -30,7 +29,6 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import arrays as npz
 from dprjax.base import files, hashes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
@@ -57,11 +55,9 @@ _CUT = {
   'query': 'queries of more than {} tokens: cut',
   'passage': 'passages of more than {} tokens: cut',
 }
-_PART = 'part.npz'
 _CHUNK = 1024  # texts tokenised at a time
 _READ = 1 << 16  # texts whose digests are stored at a time
-# Passages in a shard; constant, so that the place of a row is known before tokenising.
-_SHARD_ROWS = 1 << 17
+_SHARD_ROWS = 1 << 17  # passages in a file
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +75,6 @@ class TokenCache:
 
   Attributes:
     settings: its inputs, as in token_cache.json.
-    pad_id: of the tokenizer.
     query_lengths, passage_lengths: tokens of each row, with special tokens.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
     undenoised_counts, denoised_counts: negatives of each source; a negative may have both.
@@ -126,9 +121,6 @@ class TokenCache:
   def passage_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
     return list(map(table.integers, self.passages.read(rows, ('tokens',))[0]))
 
-  def query_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
-    return list(map(table.integers, self.queries.read(rows, ('tokens',))[0]))
-
   def query_rows(self, rows: jt.Int[np.ndarray, ' B']) -> list[QueryRow]:
     columns = self.queries.read(rows, _QUERY_COLUMNS)
     return [QueryRow(*map(table.integers, values)) for values in zip(*columns, strict=True)]
@@ -172,13 +164,10 @@ def build_cache(
   query_prefix: str = '',
   passage_prefix: str = '',
   process_index: int = 0,
-  process_count: int = 1,
-  wait_s: float = 24 * 3600,
 ) -> TokenCache:
   """The cache at ``directory``, rebuilt if its inputs changed (`fingerprint.build_once`).
 
-  Longer texts are cut to the maximum lengths (in tokens, with special ones) and counted. All
-  processes must call this on one file system; they wait for one another up to ``wait_s`` seconds.
+  Longer texts are cut to the maximum lengths (in tokens, with special ones) and counted.
   """
   path = epath.Path(directory)
   settings = {
@@ -199,23 +188,12 @@ def build_cache(
     'passage_prefix': passage_prefix,
   }
 
-  def write_passages(folder: epath.Path, dataset: Dataset) -> _Passages:
-    return _write_passages(
-      folder,
-      dataset,
-      tokenizer,
-      passage_prefix,
-      passage_max_length,
-      process_index,
-      process_count,
-    )
-
-  def build(aside: epath.Path, parts: list[epath.Path]) -> fingerprint.Built:
+  def build(aside: epath.Path) -> fingerprint.Built:
     dataset = sources.load_dataset(source)
-    passages = write_passages(aside / 'passages', dataset)
-    whole = _gather(aside / 'passages', passages.part, parts, wait_s)
-    dataset.report.counts[_CUT['passage'].format(passage_max_length)] += int(whole.cut)
-    canonical = _first_rows(whole.tokens, whole.texts)
+    passages = _write_passages(
+      aside / 'passages', dataset, tokenizer, passage_prefix, passage_max_length
+    )
+    canonical = _first_rows(passages.tokens, passages.texts)
     copies = int(np.count_nonzero(canonical != np.arange(len(canonical))))
     dataset.report.counts['passages that equal another: one passage for the loss'] += copies
     description: dict[str, Any] = {'pad_id': tokenizer.pad_id}
@@ -228,23 +206,11 @@ def build_cache(
     lengths, description['comparable'] = _write_queries(
       aside / 'queries', dataset, tokenizer, query_prefix, query_max_length, passages, canonical
     )
-    lengths |= {'passage_lengths': whole.lengths, 'canonical': canonical}
+    lengths |= {'passage_lengths': passages.lengths, 'canonical': canonical}
     return fingerprint.Built(lengths | categories, dataset.report, description)
 
-  def build_part(aside: epath.Path) -> None:
-    part = write_passages(aside, sources.load_dataset(source)).part
-    npz.write_arrays(aside / _PART, part._asdict())
-
   built = fingerprint.build_once(
-    path,
-    'token_cache',
-    settings,
-    sources.locate(source),
-    build,
-    process_index=process_index,
-    process_count=process_count,
-    wait_s=wait_s,
-    build_part=build_part if process_count > 1 else None,
+    path, 'token_cache', settings, sources.locate(source), build, process_index
   )
   cache = open_cache(path)
   if not built:
@@ -257,31 +223,19 @@ def build_cache(
   return cache
 
 
-class _Part(NamedTuple):
-  """The passages written by one process.
+class _Passages(NamedTuple):
+  """The written passages.
 
   Attributes:
-    shards: (number, rows, bytes) of its shards.
-    lengths: tokens of all passages, 0 in rows of other processes.
-    tokens, texts: digests of the tokens and of the `hashes.sameness` of the text, also 0 in rows of
-      other processes.
-    cut: number of cut passages.
+    lengths: tokens of each.
+    tokens, texts: digests of the tokens and of the `hashes.sameness` of the text.
+    rows: of ids; without categories, only of judged passages and negatives.
+    empty: rows without text.
   """
 
-  shards: jt.Int64[np.ndarray, 'shards 3']
   lengths: jt.Int32[np.ndarray, ' passages']
   tokens: jt.Int64[np.ndarray, ' passages']
   texts: jt.Int64[np.ndarray, ' passages']
-  cut: jt.Int64[np.ndarray, '']
-
-
-class _Passages(NamedTuple):
-  """Passages read by one process: the rows of ids, and rows without text.
-
-  Without categories, only ids of judged passages and negatives are kept.
-  """
-
-  part: _Part
   rows: dict[str, int]
   empty: set[int]
 
@@ -292,13 +246,9 @@ def _write_passages(
   tokenizer: Tokenizer,
   prefix: str,
   limit: int,
-  process_index: int,
-  process_count: int,
 ) -> _Passages:
-  """Writes the shards of one process.
-
-  All passages are read twice, since rows depend on earlier texts: first to find copies, by digests
-  that may be on disk. Each passage takes 20 bytes of memory.
+  """Writes the passages, which are read twice, since rows depend on earlier texts: first to find
+  copies.
   """
   copies, total = _find_copies(dataset)
   rows: dict[str, int] = {}
@@ -308,7 +258,7 @@ def _write_passages(
   wanted = None if dataset.source.categories else _needed(dataset)
   cut = number = 0
   progress = Progress('passages', total, 'tokenising')
-  with table.TableWriter(folder, 'passages', ('tokens',), part=True) as writer:
+  with table.TableWriter(folder, 'passages', ('tokens',)) as writer:
 
     def flush(chunk: list[tuple[int, Passage]]) -> int:
       tokens, too_long = tokenizer.encode([prefix + passage.text for _, passage in chunk], limit)
@@ -329,8 +279,7 @@ def _write_passages(
         dataset.report.count('passages with the text of another: one row for both', passage.id)
       else:
         row = place - number
-        if row // _SHARD_ROWS % process_count == process_index:
-          chunk.append((row, passage))
+        chunk.append((row, passage))
         if not passage.text:
           empty.add(row)
       if wanted is None or passage.id in wanted:
@@ -341,9 +290,8 @@ def _write_passages(
         chunk = []
     if chunk:
       cut += flush(chunk)
-  shards = np.array([(shard, *size) for shard, size in writer.sizes.items()], np.int64)
-  part = _Part(shards.reshape(-1, 3), lengths, token_digests, text_digests, np.array(cut))
-  return _Passages(part, rows, empty)
+  dataset.report.counts[_CUT['passage'].format(limit)] += cut
+  return _Passages(lengths, token_digests, text_digests, rows, empty)
 
 
 def _digest(content: bytes) -> int:
@@ -380,7 +328,7 @@ def _number_categories(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """The categories of rows, for lengths.npz, and their names; equal tokens share categories."""
   numbers: dict[str, int] = {}
-  of_row: list[dict[int, None]] = [{} for _ in passages.part.lengths]
+  of_row: list[dict[int, None]] = [{} for _ in passages.lengths]
   for id_, categories in dataset.read_categories().items():
     if not categories:
       dataset.report.count('passages without categories: kept, never a positive', id_)
@@ -390,31 +338,6 @@ def _number_categories(
   counts = np.array([len(own) for own in of_row], np.int32)
   flat = np.array([number for own in of_row for number in own], np.int32)
   return {'category_flat': flat, 'category_counts': counts}, list(numbers)
-
-
-def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: float) -> _Part:
-  """Moves the shards of all processes into ``folder``; returns their sum."""
-  written = [own]
-  for number, part in enumerate(parts, start=1):
-    fingerprint.wait_for(
-      part.exists, wait_s, f'{folder}: process {number} has not tokenised its passages'
-    )
-    written.append(_Part(**npz.read_arrays(part / _PART, 'part of the cache')))
-    for path in part.iterdir():
-      if path.name != _PART:
-        path.copy(folder / path.name)
-  shards = np.concatenate([part.shards for part in written]).tolist()
-  sizes = {number: table.ShardSize(rows, size) for number, rows, size in shards}
-  table.describe(folder, 'passages', ('tokens',), sizes)
-  first, *others = written
-  for part in others:
-    first = first._replace(
-      **{
-        name: getattr(first, name) + getattr(part, name)
-        for name in ('lengths', 'tokens', 'texts', 'cut')
-      }
-    )
-  return first
 
 
 def _first_rows(*digests: jt.Int64[np.ndarray, ' rows']) -> jt.Int32[np.ndarray, ' rows']:

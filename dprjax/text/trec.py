@@ -108,7 +108,6 @@ def run_from_rows(
   """A run from the results of a retriever.
 
   Args:
-    query_ids: one for each row of ``rows``.
     rows: indices into ``doc_ids``; negative where fewer than k were retrieved.
     scores: larger is better.
   """
@@ -168,10 +167,6 @@ def read_run(path: PathLike) -> Run:
   """Reads a TREC run (``qid Q0 docid rank score tag``).
 
   As in trec_eval, scores decide and ranks are ignored.
-
-  Raises:
-    InputError: missing or empty; or, with the number of the line, not six columns, a bad score, a
-      document twice for a query, or rising scores (trec_eval would reverse the ranking).
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}

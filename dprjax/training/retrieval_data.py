@@ -278,7 +278,6 @@ def cache_options(section: ConfigDict) -> dict[str, Any]:
   settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
   return {
     'process_index': jax.process_index(),
-    'process_count': jax.process_count(),
     **{option: section[option] for option in settings},
   }
 

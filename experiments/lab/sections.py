@@ -56,7 +56,6 @@ OPTIONS = {
   # triplets of articles held out, to measure on
   'dev_triplets': tables.whole(200_000, least=1, most=10**9),
 }
-_WAIT_S = 24 * 3600  # of processes for the one that draws the triplets
 
 
 def build(
@@ -274,8 +273,7 @@ def _open_cache(
     settings,
     _roles(paths),
     draw,
-    process_index=jax.process_index(),
-    wait_s=_WAIT_S,
+    jax.process_index(),
   )
   _, arrays = fingerprint.open_built(folder, 'sections')
   train, dev = (

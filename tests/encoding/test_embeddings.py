@@ -244,11 +244,6 @@ def test_ids_that_come_twice_in_a_folder(tmp_path):
     load_embeddings(tmp_path, verify=False).ids  # noqa: B018
 
 
-def test_no_folder(tmp_path):
-  with refused('nowhere'):
-    load_embeddings(tmp_path / 'nowhere')
-
-
 OTHER = {
   'dimension': 4,
   'dtype': 'float16',

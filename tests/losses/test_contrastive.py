@@ -27,16 +27,6 @@ def make_batch(seed=0):
   return q, p, index, relevant
 
 
-def numeric_gradient(f, x, eps=1e-6):
-  gradient = np.zeros_like(x)
-  for i in np.ndindex(x.shape):
-    up, down = x.copy(), x.copy()
-    up[i] += eps
-    down[i] -= eps
-    gradient[i] = (f(up) - f(down)) / (2 * eps)
-  return gradient
-
-
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   ('sizes', 'temperature', 'in_batch', 'at_a_time'),
@@ -78,8 +68,8 @@ def test_loss_and_gradient_equal_numpy(sizes, temperature, in_batch, at_a_time):
   expected = plain(q, p)
   np.testing.assert_allclose([value, accuracy, seen], expected, rtol=1e-5)
   for got, wanted in (
-    (dq, numeric_gradient(lambda x: plain(x, p)[0], q)),
-    (dp, numeric_gradient(lambda x: plain(q, x)[0], p)),
+    (dq, reference.numeric_gradient(lambda x: plain(x, p)[0], q)),
+    (dp, reference.numeric_gradient(lambda x: plain(q, x)[0], p)),
   ):
     assert np.linalg.norm(got - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
@@ -90,49 +80,6 @@ def test_another_rows_relevant_passage_is_never_a_negative():
   relevant = jnp.array([[7, 4], [4, -1]], jnp.int32)
   found = contrastive.false_negatives(index, relevant)
   np.testing.assert_array_equal(found, [[True, False, True, True], [False, False, True, False]])
-
-
-@pytest.mark.slow
-def test_equal_texts_are_no_negatives_of_one_another():
-  rng = np.random.default_rng(0)
-  texts = rng.normal(size=(8, 4)).astype(np.float32)  # siblings: 0 1, 2 3, 4 5, 6 7
-  keys = jnp.array([1, 2, 3, 1, 5, 2, 7, 7])
-  allowed = np.asarray(contrastive.nt_xent_scores(texts, texts, keys=keys).allowed)
-  left_out = {
-    # itself; its equal (3); the equal of its sibling (5); one with an equal sibling (2)
-    0: {0, 3, 5, 2},
-    1: {1, 5, 3, 4},  # equal to 5; 3 equals its sibling 0; the sibling of 4, 5, equals it
-    2: {2, 0},  # 0 equals its sibling 3
-    3: {3, 0, 1},
-    4: {4, 1},
-    5: {5, 1, 0},
-    6: {6},  # its sibling says the same, and stays its target
-    7: {7},
-  }
-  for row, expected in left_out.items():
-    assert set(np.flatnonzero(~allowed[row]).tolist()) == expected, row
-  plain = np.asarray(contrastive.nt_xent_scores(texts, texts).allowed)
-  np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('devices', 'at_a_time'), [(1, 99), (1, 2), (8, 1)])
-def test_siblings_equal_numpy(devices, at_a_time):
-  texts = np.random.default_rng(0).normal(size=(16, WIDTH))
-  mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
-
-  def plain(texts):
-    return reference.sibling_loss(texts[::2], texts[1::2], 0.5)[0]
-
-  def loss(texts):
-    return jnp.mean(contrastive.nt_xent(texts, mesh, rows=at_a_time, temperature=0.5).loss)
-
-  value, gradient = jax.jit(jax.value_and_grad(loss))(
-    jax.device_put(jnp.asarray(texts, jnp.float32), NamedSharding(mesh, P(meshes.BATCH)))
-  )
-  assert value == pytest.approx(plain(texts), rel=1e-5)
-  wanted = numeric_gradient(plain, texts)
-  assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
 @pytest.mark.slow

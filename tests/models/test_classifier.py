@@ -9,9 +9,8 @@ import pytest
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, encoder, head_specs, hub
+from dprjax.models import classifier, hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.head_specs import Head
 from tests.refusals import named_in
 
 FAMILIES = ('bert', 'roberta', 'xlm-roberta')
@@ -47,15 +46,6 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
     assert scores.dtype == jnp.float32
 
 
-def test_score_is_the_log_odds_of_label_1():
-  logits = np.array([[0.3, 1.1], [2.0, -1.0]], np.float32)
-  odds = np.exp(logits[:, 1]) / np.exp(logits).sum(1)
-  np.testing.assert_allclose(
-    1 / (1 + np.exp(-np.asarray(classifier.score(logits)))), odds, rtol=1e-6
-  )
-  np.testing.assert_array_equal(classifier.score(logits[:, :1]), logits[:, 0])
-
-
 @pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('xlm-roberta', 2)])
 def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labels):
   first = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
@@ -86,10 +76,6 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
     safetensors.safe_open(tmp_path / 'classifier' / 'model.safetensors', 'np') as theirs,
   ):
     assert sorted(ours.keys()) == sorted(theirs.keys())
-  digest = head_specs.sha256('classifier', first.config, first.heads['classifier'])
-  assert digest == head_specs.sha256('classifier', second.config, second.heads['classifier'])
-  changed = jax.tree.map(lambda leaf: leaf + np.float32(1), first.heads['classifier'].params)
-  assert digest != head_specs.sha256('classifier', first.config, Head(changed))
 
 
 @pytest.mark.parametrize('names', [('relevant', 'irrelevant'), ('Entailment', 'not_entailment')])
@@ -220,21 +206,3 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
     (theirs.params, theirs.heads['classifier'].params),
     (loaded.params, loaded.heads['classifier'].params),
   )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('model_type', 'labels'), [('bert', 1), ('xlm-roberta', 2)])
-def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type, labels):
-  arrays = golden(f'classifier_{model_type}')
-  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
-  first = encoder.encode(loaded.config, loaded.params, arrays['tokens'], arrays['mask'])[:, 0]
-  logits = classifier.classify(loaded.config, loaded.heads['classifier'].params, first)
-  np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
-  scores = classifier.score_pairs(
-    loaded.config,
-    loaded.params,
-    loaded.heads['classifier'].params,
-    arrays['tokens'],
-    arrays['mask'],
-  )
-  np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)

@@ -11,13 +11,11 @@ from jax.sharding import PartitionSpec as P
 from dprjax.models import embed, encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
-from tests import reference
 from tests.refusals import refused
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
 encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
-attend = jax.jit(encoder.first_token_attention, static_argnames='config')
 
 
 @pytest.fixture
@@ -342,35 +340,6 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
 
 
 @pytest.mark.slow
-def test_attention_under_shifted_positions_equals_numpy(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  prompt = np.random.default_rng(1).normal(size=(3, 2, 5, 4, 8)).astype(np.float32)
-  found = attend(config, params, tokens, mask, adapter=prefix(prompt, True))
-
-  whole = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-  states = reference.states(
-    config, whole, np.asarray(tokens), np.asarray(mask), np.asarray(prompt, np.float64), shift=5
-  )
-  for layer, x in enumerate(states[:-1]):
-    query, key = (
-      (x @ kernel[layer] + bias[layer]).reshape(4, 7, 4, 8)
-      for kernel, bias in (
-        (whole['layers']['attention'][name][part] for part in ('kernel', 'bias'))
-        for name in ('query', 'key')
-      )
-    )
-    key = np.concatenate([np.broadcast_to(prompt[layer, 0], (4, 5, 4, 8)), key], axis=1)
-    scores = np.einsum('bnd,bsnd->bns', query[:, 0], key) / np.sqrt(8)
-    weights = np.where(
-      np.concatenate([np.ones((4, 5), bool), mask], axis=1)[:, None], np.exp(scores), 0
-    )
-    np.testing.assert_allclose(
-      found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
   arrays = golden('sentence_files')
@@ -407,22 +376,6 @@ def test_equals_transformers_on_minilm(golden, minilm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-def test_padding_does_not_matter(small, inputs, model_type):
-  config, params = small
-  config = dataclasses.replace(config, model_type=model_type)
-  tokens, mask = inputs
-  prompt = prompts(config, 1)[0]
-  wide_tokens, wide_mask = (
-    jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3),
-    jnp.pad(mask, ((0, 0), (0, 4))),
-  )
-  narrow = encode(config, params, tokens, mask, adapter=prefix(prompt, True))
-  wide = encode(config, params, wide_tokens, wide_mask, adapter=prefix(prompt, True))
-  np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
-
-
-@pytest.mark.slow
 def test_ids_out_of_range_are_noticed(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -430,32 +383,3 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   bad = jnp.array([0, 1, 2, 3], jnp.int32)
   hidden = encode(config, params, tokens, mask, adapter=bank_of(prompts(config, 3)).choose(bad))
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
-
-
-@pytest.mark.slow
-def test_early_and_late_with_prompts(small, inputs):
-  config, params = small
-  tokens, mask = inputs
-  bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
-  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
-  early, late = split(config, params, tokens, mask, 2, adapter=bank_of(bank).choose(ids))
-  np.testing.assert_allclose(
-    late,
-    encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)),
-    rtol=0,
-    atol=2e-6,
-  )
-  # The early states are those of the encoder that ends there.
-  first = {
-    'embeddings': params['embeddings'],
-    'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers']),
-  }
-  shorter = encode(
-    dataclasses.replace(config, num_layers=2),
-    first,
-    tokens,
-    mask,
-    adapter=bank_of(bank[:, :2]).choose(ids),
-  )
-  np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
-  assert np.abs(early - late).max() > 0.1

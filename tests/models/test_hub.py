@@ -203,24 +203,17 @@ def test_a_config_that_its_weights_do_not_bear_out(write_checkpoint, change, mes
   assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize(
-  'header',
-  [
-    {'a': {'dtype': 'F32', 'shape': [10**12], 'data_offsets': [0, 4 * 10**12]}},
-    {
-      'a': {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]},
-      'b': {'dtype': 'F32', 'shape': [2], 'data_offsets': [4, 12]},
-    },
-    {'a': []},
-  ],
-)
-def test_weights_that_declare_what_they_have_not(write_checkpoint, header):
+def test_weights_that_declare_what_they_have_not(write_checkpoint):
   path = write_checkpoint()
+  whole = (path / 'model.safetensors').read_bytes()
+  header = {'a': {'dtype': 'F32', 'shape': [10**12], 'data_offsets': [0, 4 * 10**12]}}
   text = json.dumps(header).encode()
-  (path / 'model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + bytes(12))
-  assert named_in(error(path), 'model.safetensors')
-  (path / 'model.safetensors').write_bytes((2**62).to_bytes(8, 'little') + text)
-  assert named_in(error(path), 'model.safetensors')
+  for content in (
+    *(whole[:5], whole[:-1], (2**62).to_bytes(8, 'little') + text),
+    len(text).to_bytes(8, 'little') + text + bytes(12),
+  ):
+    (path / 'model.safetensors').write_bytes(content)
+    assert named_in(error(path), 'model.safetensors')
 
 
 @pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', 'a\0b'])
@@ -254,14 +247,6 @@ def test_a_package_is_located_without_running_it(tmp_path, monkeypatch):
     monkeypatch.setattr('sys.path', [path])
     with refused('here'):
       hub.package_path('package:here')
-
-
-def test_cut_off_weights(write_checkpoint):
-  path = write_checkpoint()
-  whole = (path / 'model.safetensors').read_bytes()
-  for cut in (0, 5, 100, len(whole) - 1):
-    (path / 'model.safetensors').write_bytes(whole[:cut])
-    assert named_in(error(path), 'model.safetensors')
 
 
 def test_pickles_are_never_loaded(write_checkpoint):

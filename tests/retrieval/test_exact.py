@@ -197,22 +197,6 @@ def test_a_shard_is_read_a_block_at_a_time_and_released(devices):
   assert [size for _, size in read] == [size * unit for size in sizes]
 
 
-@pytest.mark.slow_but_first
-@pytest.mark.parametrize('devices', [1, 8])
-def test_an_index_finds_the_same_bits_as_a_search(devices):
-  rng = np.random.default_rng(6)
-  corpus = rng.standard_normal((1000, 24), np.float32)
-  options = {'block_rows': 256, 'devices': jax.devices()[:devices]}
-  index = exact.ExactIndex([corpus[:300], corpus[300:]], **options)
-  for count, k in ((7, 300), (1, 5), (7, 2000)):
-    queries = rng.standard_normal((count, 24), np.float32)
-    found, expected = index.search(queries, k), exact.search(queries, corpus, k, **options)
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.scores, expected.scores)
-  with refused('document 1'):
-    exact.ExactIndex(np.array([[0], [np.nan]], np.float32))
-
-
 def test_more_parts_than_rows():
   queries, corpus = np.eye(2, dtype=np.float32), np.array([[1, 0], [0, 2]], np.float32)
   merged = merge_parts(queries, [corpus], 2, 5)

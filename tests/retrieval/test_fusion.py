@@ -73,26 +73,6 @@ def test_pyserini_reciprocal_ranks_and_normalised_scores():
   assert fused([{'a': 99.0}], method='minmax') == {'a': 1.0}
 
 
-def test_mteb_weighted_reciprocal_ranks_and_distributions():
-  runs = [{'a': 10.0, 'b': 5.0}, {'b': 8.0, 'a': 2.0}]
-  assert fused(runs, weights=[0.7, 0.3]) == pytest.approx(
-    {'a': 0.7 / 61 + 0.3 / 62, 'b': 0.7 / 62 + 0.3 / 61}
-  )
-  deviation = math.sqrt(2 / 3)
-  found = fused(
-    [{'a': 2.0, 'b': 3.0, 'c': 4.0}, {'a': 7.0, 'b': 7.0}],
-    weights=[0.6, 0.4],
-    method='distribution',
-  )
-  assert found == pytest.approx(
-    {
-      'a': 0.6 * (0.5 - 1 / (6 * deviation)) + 0.2,
-      'b': 0.5,
-      'c': 0.6 * (0.5 + 1 / (6 * deviation)),
-    }
-  )
-
-
 @pytest.mark.parametrize('method', fusion.METHODS)
 @pytest.mark.parametrize('ties', [False, True])
 def test_the_order_of_runs_changes_nothing(method, ties):
@@ -229,8 +209,3 @@ def test_rankings_without_documents():
   empty = Ranking([], np.empty(0))
   assert how.fuse({}).ids == how.fuse({'a': empty}).ids == []
   assert how.fuse({'a': empty, 'b': ranking({'d': 1.0})}).ids == ['d']
-
-
-def test_pyserini_interpolation_is_a_weighted_sum_of_normalised_scores():
-  runs = [{'a': 1.0, 'b': 0.0}, {'b': 1.0, 'a': 0.0}]
-  assert fused(runs, weights=[0.4, 0.6], method='minmax') == pytest.approx({'b': 0.6, 'a': 0.4})

@@ -196,15 +196,8 @@ def test_queries_whose_documents_are_dropped_count_as_missing():
 @pytest.mark.parametrize(
   'name',
   [
-    *('nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'R@0', 'P(rel)@10', '', 'nAP', 'nAP@0', 'Success'),
-    *('accuracy@10', 'ndcg_cut_10_5', 'AP(rel=0)', 'IPrec(recall=0.101)', 'AP(__import__=1)'),
-    *(
-      'R@' + '9' * 5000,
-      'AP(rel=' + '(' * 5000 + ')',
-      'P(2)@5',
-      'nDCG@1.5',
-      'nDCG(gains={1: [2]})@5',
-    ),
+    *('nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'R@0', '', 'nAP@0', 'ndcg_cut_10_5'),
+    *('AP(__import__=1)', 'R@' + '9' * 5000, 'AP(rel=' + '(' * 5000 + ')', 'P(2)@5'),
   ],
 )
 def test_unknown_measures(name):
@@ -259,14 +252,7 @@ def test_nap_is_average_precision_over_what_can_be_found():
     ('P_10 P.10 p@10 precision@10', 'P@10'),
     ('success_1 hit_rate@1 success@1', 'Success@1'),
     ('iprec_at_recall_0.10 iprec@0.1', 'IPrec@0.1'),
-    ('nap@10', 'nAP@10'),
-    *(('recip_rank', 'RR'), ('Rprec', 'Rprec'), ('bpref', 'Bpref'), ('ndcg', 'nDCG')),
-    *(
-      ('num_rel_ret', 'NumRet(rel=1)'),
-      ('set_P', 'SetP'),
-      ('set_recall', 'SetR'),
-      ('set_F', 'SetF'),
-    ),
+    *(('recip_rank', 'RR'), ('num_rel_ret', 'NumRet(rel=1)'), ('set_recall', 'SetR')),
   ],
 )
 def test_other_names_for_the_same(names, here):

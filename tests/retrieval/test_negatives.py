@@ -392,21 +392,6 @@ def test_a_reranker_that_passes_no_candidate_ends_the_mining(world):
   assert not (world.folder / 'train.jsonl').exists()
 
 
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    (lambda text: text.replace('words 7 and', 'words \\ud83d é and'), 'line 8'),
-    (lambda text: text + text.splitlines()[2], ('line 3', 'line 61')),
-    (lambda text: '\n', ()),
-  ],
-)
-def test_bad_corpora(world, change, message):
-  corpus = world.folder / 'corpus.jsonl'
-  corpus.write_text(change(corpus.read_text()))
-  with refused('corpus.jsonl', *([message] if isinstance(message, str) else message)):
-    world.mine()
-
-
 def test_lots_are_fair():
   queries, docs = keys_of(['q']), keys_of([f'd{number}' for number in range(20)])
   first = [int(np.argmin(mining.lots(queries, docs, seed))) for seed in range(2000)]

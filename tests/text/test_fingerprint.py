@@ -10,45 +10,20 @@ from dprjax.text.read_report import ReadReport
 from tests.refusals import refused
 
 
-def build(tmp_path, text, settings, fails=False, **options):
+def build(tmp_path, text, settings, fails=False, process=0):
   """Builds a folder with the content of a file in capitals; returns whether it had to."""
   source = epath.Path(tmp_path / 'source.txt')
   source.write_text(text)
 
-  def write(aside, parts):
+  def write(aside):
     aside.mkdir()
     (aside / 'content').write_text(text.upper())
     if fails:
       raise InputError('no')
     return fingerprint.Built({'sizes': np.array([len(text)])}, ReadReport(), {'pad_id': 7})
 
-  options = {'process_index': 0, 'wait_s': 0} | options
   folder = epath.Path(tmp_path / 'made')
-  return fingerprint.build_once(folder, 'made', settings, {'text': source}, write, **options)
-
-
-def test_a_finished_part_is_used_and_cleared_away(tmp_path):
-  def build_part(aside):
-    aside.mkdir()
-    (aside / 'letters').write_text('abc')
-
-  def write(aside, parts):
-    aside.mkdir()
-    (aside / 'letters').write_text(''.join((part / 'letters').read_text() for part in parts))
-    return fingerprint.Built({}, ReadReport(), {})
-
-  source = epath.Path(tmp_path / 'source.txt')
-  source.write_text('one')
-  made = epath.Path(tmp_path / 'made')
-  arguments = (made, 'made', {}, {'text': source}, write)
-  options = {'process_count': 2, 'wait_s': 0, 'build_part': build_part}
-  for _ in range(2):  # the second time, the part is there
-    with refused('made', '0'):
-      fingerprint.build_once(*arguments, process_index=1, **options)
-  (part,) = tmp_path.glob('.made.*.parts/1/letters')
-  assert part.read_text() == 'abc' and not made.exists()
-  assert fingerprint.build_once(*arguments, process_index=0, **options)
-  assert (made / 'letters').read_text() == 'abc' and not list(tmp_path.glob('.made.*'))
+  return fingerprint.build_once(folder, 'made', settings, {'text': source}, write, process)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +68,10 @@ def test_two_commands_that_build_at_once(tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ['made', 'source.txt']
 
 
-def test_only_process_0_builds(tmp_path):
+def test_only_process_0_builds(tmp_path, monkeypatch):
+  monkeypatch.setattr(fingerprint, '_WAIT_S', 0.0)
   with refused('made', '0'):
-    build(tmp_path, 'one', {}, process_index=1)
+    build(tmp_path, 'one', {}, process=1)
   assert not (tmp_path / 'made').exists()
 
 

@@ -217,22 +217,13 @@ def test_empty_texts(beir):
   assert data.report.examples['queries without text: skipped'] == ['q2']
 
 
-SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
-  ('corpus.jsonl', 2, '{"_id": "d2", "text": ', ('corpus.jsonl', 'line 2')),
-  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', ('line 2', '_id')),
+SPOILT = [  # file, number of the line that is appended (0: the only one), line, message
   (
     *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
     ('corpus.jsonl', 'd1', 'line 1', 'line 4'),
   ),
   ('queries.jsonl', 0, None, ('corpus.jsonl', 'qrels/')),
-  ('qrels/train.tsv', 2, 'q1\td1\tyes', ('line 2', 'yes')),
-  (
-    'qrels/train.tsv',
-    6,
-    'q1\td1\t0',
-    ('line 6', 'd1', 'q1'),
-  ),
-  ('qrels/train.tsv', 0, 'q1\td1\t0', 'train.tsv'),
+  ('qrels/train.tsv', 6, 'q1\td1\t0', ('line 6', 'd1', 'q1')),
 ]
 
 
@@ -241,11 +232,8 @@ def test_bad_files_are_named(beir, name, number, line, message):
   path = beir / name
   if line is None:
     path.unlink()
-  elif number:
-    lines = path.read_text().splitlines()
-    path.write_text('\n'.join([*lines[: number - 1], line, *lines[number:]]))
   else:
-    path.write_bytes(line if isinstance(line, bytes) else line.encode())
+    path.write_text(f'{path.read_text()}{line}\n')
   with refused(message):
     read(beir)
 
@@ -339,11 +327,10 @@ def test_real_beir_folders(data_dir, name, passages, splits):
   assert not any('ignored' in what or 'skipped' in what for what in counts)
 
 
-@pytest.mark.parametrize('sources', [['clean'], 'denoised'])
-def test_unknown_sources(beir, tmp_path, sources):
+def test_unknown_sources(beir, tmp_path):
   mined = jsonl(
     tmp_path / 'mined.jsonl',
-    [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'sources': sources}]}],
+    [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'sources': ['clean']}]}],
   )
   with refused('mined.jsonl', 'line 1', 'sources'):
     read(beir, negatives=str(mined))

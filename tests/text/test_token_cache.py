@@ -1,6 +1,5 @@
 """The token cache: its content, that TFDS reads it, and when it is built again."""
 
-import concurrent.futures
 import json
 import logging
 import os
@@ -87,9 +86,11 @@ def build(folder, tokenizer, **changes):
   )
 
 
-def test_rows(folder, tokenizer, caplog):
+def test_rows(folder, tokenizer, caplog, monkeypatch):
+  monkeypatch.setattr(token_cache, '_SHARD_ROWS', 2)
   caplog.set_level(logging.INFO)
   built = build(folder, tokenizer, passage_prefix='sea ')
+  assert len(list((built.path / 'passages').glob('*array_record*'))) == 2
   assert built.passage_ids(np.arange(4)) == ['d1', 'd2', 'blank', 'd4']  # 'copy' shares d1's row
   assert built.query_ids(np.arange(3)) == ['q1', 'q2', 'twin']  # q4's one positive has no text
   expected, cut = tokenizer.encode(
@@ -102,7 +103,7 @@ def test_rows(folder, tokenizer, caplog):
   ]
   assert built.passage_lengths.tolist() == [len(row) for row in expected]
   queries, _ = tokenizer.encode(['who sat', 'who barks', 'who sat'], 16)
-  assert [row.tolist() for row in built.query_tokens(np.arange(3))] == [
+  assert [row.tokens.tolist() for row in built.query_rows(np.arange(3))] == [
     row.tolist() for row in queries
   ]
   assert built.query_lengths.tolist() == [len(row) for row in queries]
@@ -151,10 +152,10 @@ def labelled(folder):
   return folder
 
 
-def build_with_categories(folder, tokenizer, out, **kwargs):
+def build_with_categories(folder, tokenizer, out):
   source = Source(str(folder), negatives=str(folder / 'mined.jsonl'), categories=True)
-  options = {'query_max_length': 16, 'passage_max_length': 8, 'wait_s': 60}
-  return token_cache.build_cache(source, tokenizer, out, **options, **kwargs)
+  options = {'query_max_length': 16, 'passage_max_length': 8}
+  return token_cache.build_cache(source, tokenizer, out, **options)
 
 
 def test_categories(labelled, tokenizer, tmp_path, caplog):
@@ -252,8 +253,8 @@ def test_other_settings_and_changed_files_rebuild_it(folder, tokenizer, caplog):
 BUILD = textwrap.dedent("""
   import os, sys
   from dprjax.text import sources, table, token_cache, tokenizing
-  folder, tokenizer, out, index, count, dies = sys.argv[1:]
-  token_cache._SHARD_ROWS, token_cache._CHUNK = 2, 3
+  folder, tokenizer, out, index, dies = sys.argv[1:]
+  token_cache._CHUNK = 3
   write = table.TableWriter.write
   def dying(self, name, values, shard=None):
     if name == dies:
@@ -262,13 +263,13 @@ BUILD = textwrap.dedent("""
   table.TableWriter.write = dying
   built = token_cache.build_cache(sources.Source(folder), tokenizing.load_tokenizer(tokenizer), out,
                             query_max_length=16, passage_max_length=8,
-                            process_index=int(index), process_count=int(count), wait_s=600)
+                            process_index=int(index))
   print(built.num_passages)
 """)
 
 
-def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
-  arguments = map(str, (folder, tokenizer_dir, out, index, count, dies))
+def start(folder, tokenizer_dir, out, index, dies):
+  arguments = map(str, (folder, tokenizer_dir, out, index, dies))
   root = pathlib.Path(token_cache.__file__).parents[2]
   return subprocess.Popen(
     [sys.executable, '-c', BUILD, *arguments],
@@ -295,67 +296,12 @@ def test_a_process_that_dies_while_building_leaves_no_cache_and_others_wait_for_
   folder, tokenizer_dir, tmp_path
 ):
   def begin(index, dies=''):
-    return start(folder, tokenizer_dir, tmp_path / 'token_cache', index, 2, dies)
+    return start(folder, tokenizer_dir, tmp_path / 'token_cache', index, dies)
 
   waiting, dying = begin(1), begin(0, dies='d2')
   assert ended(dying) == (9, '')
   assert not (tmp_path / 'token_cache').exists() and waiting.poll() is None
   assert ended(begin(0)) == ended(waiting) == (0, '4\n')
-
-
-@pytest.fixture
-def longer(folder):
-  """25 rows, in 13 shards of two; some passages are too long, two texts are repeated."""
-  with (folder / 'corpus.jsonl').open('a') as file:
-    for number in range(21):
-      words = ' '.join(
-        ['cat', 'dogs', 'fish', 'sea', 'mat'][number % 5 :] + ['night'] * (number // 2)
-      )
-      file.write(json.dumps({'_id': f'x{number}', 'text': words}) + '\n')
-    file.write(json.dumps({'_id': 'again', 'text': words}) + '\n')
-  return folder
-
-
-def contents(root):
-  """Every file, but for when the sources were read."""
-  found = {
-    path.relative_to(root).as_posix(): path.read_bytes()
-    for path in root.rglob('*')
-    if path.is_file()
-  }
-  described = json.loads(found.pop('token_cache.json'))
-  for stamp in described['files'].values():
-    del stamp['read']
-  del described['own_sha256']  # of all that, the times too
-  return found | {'token_cache.json': described}
-
-
-@pytest.mark.slow
-def test_the_cache_is_the_same_bit_for_bit_whatever_the_number_of_processes(
-  longer, tokenizer_dir, tmp_path
-):
-  made = {}
-  for count in (1, 2, 3):
-    processes = [
-      start(longer, tokenizer_dir, tmp_path / f'{count}' / 'token_cache', index, count)
-      for index in range(count)
-    ]
-    assert {ended(process) for process in processes} == {(0, '25\n')}
-    assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['token_cache']
-    made[count] = contents(tmp_path / f'{count}' / 'token_cache')
-  shards = [name for name in made[1] if name.startswith('passages/') and 'array_record' in name]
-  assert len(shards) == 13
-  assert made[1] == made[2] == made[3]
-  built = token_cache.open_cache(tmp_path / '3' / 'token_cache')
-  texts = dict.fromkeys(
-    json.loads(line).get('text') for line in (longer / 'corpus.jsonl').read_text().splitlines()
-  )
-  expected, cut = tokenizing.load_tokenizer(tokenizer_dir).encode(list(texts), 8)
-  assert [row.tolist() for row in built.passage_tokens(np.arange(25))] == [
-    row.tolist() for row in expected
-  ]
-  assert built.passage_lengths.tolist() == [len(row) for row in expected]
-  assert made[3]['token_cache.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
 
 
 def test_no_query_is_left(folder, tokenizer):
@@ -437,29 +383,3 @@ def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
   assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
   (tokens,) = second.passage_tokens(np.array([0]))
   assert tokens.tolist() == other.encode([CORPUS['d1']], 8)[0][0].tolist()
-
-
-@pytest.mark.slow
-def test_categories_are_the_same_for_any_number_of_processes(
-  labelled, tokenizer, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(token_cache, '_SHARD_ROWS', 1)
-  one = build_with_categories(labelled, tokenizer, tmp_path / 'one')
-  with concurrent.futures.ThreadPoolExecutor(3) as pool:
-    futures = [
-      pool.submit(
-        build_with_categories,
-        labelled,
-        tokenizer,
-        tmp_path / 'three',
-        process_index=process,
-        process_count=3,
-      )
-      for process in range(3)
-    ]
-    caches = [future.result() for future in futures]
-  for made in caches:
-    assert made.category_names == one.category_names
-    np.testing.assert_array_equal(made.categories.flat, one.categories.flat)
-    np.testing.assert_array_equal(made.categories.counts, one.categories.counts)
-  assert contents(tmp_path / 'one') == contents(tmp_path / 'three')

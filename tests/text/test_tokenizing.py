@@ -37,20 +37,6 @@ def test_padding_and_truncation_baked_into_a_file_are_removed(minilm):
   assert len(row) == 302 and cut == 0
 
 
-def test_a_long_text_keeps_its_last_special_token(trained):
-  _, tokenizer = trained
-  whole, _ = tokenizer.encode([SENTENCES[0], 'cat'], 64)
-  rows, cut = tokenizer.encode([SENTENCES[0], 'cat'], 5)
-  assert cut == 1
-  assert rows[0].tolist() == [*whole[0][:4].tolist(), tokenizer.closing[0]]
-  assert rows[1].tolist() == whole[1].tolist()
-  # A text that just fits is whole.
-  exact, cut = tokenizer.encode([SENTENCES[0]], len(whole[0]))
-  assert cut == 0 and exact[0].tolist() == whole[0].tolist()
-  with refused('length', '2'):
-    tokenizer.encode(['cat'], 2)
-
-
 def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
   folder, tokenizer = trained
   other = tokenizing.train_wordpiece([*SENTENCES, 'zebra zebra zebra'], 80, tmp_path / 'other')

@@ -241,7 +241,7 @@ def from_peft(
     if not match or not module or one.shape != expected:
       raise InputError(
         f'{file}: {key} {list(one.shape)} is not LoRA of rank {rank} of a projection in a '
-        f'{model.model_type} layer{f", {[*expected]}" if expected else ""}'
+        f'{model.model_type} layer{f", {expected}" if expected else ""}'
       )
     pairs.setdefault(match[1], set()).add(match[2])
     array = one.read()

@@ -30,14 +30,14 @@ from dprjax.base.errors import InputError
 from dprjax.losses import contrastive
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
-from dprjax.models import encoder, heads, hub, masking
+from dprjax.models import encoder, heads, hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.papers.condenser import views
-from dprjax.text import docstrings, segments, vector_spec
+from dprjax.papers.condenser import losses, masking, segments, views
+from dprjax.papers.condenser.document_files import find_files, read_documents
+from dprjax.text import docstrings, vector_spec
 from dprjax.text.batches import longest_bucket
-from dprjax.text.document_files import find_files, read_documents
 from dprjax.text.read_report import ReadReport
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import dual_encoder
@@ -165,7 +165,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
       def mlm_loss(states: Array) -> tuple[Array, Array, Array]:
         targets = (masked.positions, masked.targets, masked.weights)
-        return heads.mlm_loss(
+        return losses.mlm_loss(
           model, params['head']['mlm'], words, states, *targets, dtype=options.dtype
         )
 
@@ -175,7 +175,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
         sums = sums._replace(late=late_loss, right=right)
       if early is not None:
         head_loss, _, right = mlm_loss(
-          heads.condenser_states(
+          losses.condenser_states(
             model,
             params['head']['condenser'],
             late,
@@ -194,7 +194,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     for number, view in enumerate(names):
       mask_key, encode_key = jax.random.split(jax.random.fold_in(key, number))
       tokens, mask, masked = batch[f'{view}_tokens'], batch[f'{view}_mask'], None
-      same[view] = contrastive.text_keys(tokens, mask)
+      same[view] = losses.text_keys(tokens, mask)
       if mlm:
         assert mask_id is not None
         # Masks must not depend on the number of chunks.
@@ -232,9 +232,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     if contrasted:
       first, second = vectors['first'], vectors['second']
       if settings.views == 'siblings':
-        texts = contrastive.interleave(first, second)
+        texts = losses.interleave(first, second)
         keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
-        found = contrastive.nt_xent(texts, devices, temperature=config.temperature, keys=keys)
+        found = losses.nt_xent(texts, devices, temperature=config.temperature, keys=keys)
       else:
         index = same['second'][:, None]
         found = contrastive.info_nce(

@@ -21,9 +21,10 @@ import numpy as np
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.text import segments, table
+from dprjax.papers.condenser import segments
+from dprjax.papers.condenser.segments import PassageCache
+from dprjax.text import table
 from dprjax.text.batches import Batch, longest_bucket, process_rows, shuffle_rows, smallest_bucket
-from dprjax.text.segments import PassageCache
 from dprjax.text.table import Integers, Lists
 from dprjax.text.tokenizing import Tokenizer
 

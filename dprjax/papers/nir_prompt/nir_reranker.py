@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 from dprjax.base import mesh
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
-from dprjax.models import heads
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import TextRows, bare, unpack
 from dprjax.papers.nir_prompt import nir_prompt, task_templates
@@ -68,7 +67,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
 
   def score(logits: Float[Array, 'n V']) -> Float[Array, ' n']:
-    return heads.answer_score(logits, yes, no, config.template.score)
+    return task_templates.answer_score(logits, yes, no, config.template.score)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     table = prompts.table(params)

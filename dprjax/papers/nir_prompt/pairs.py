@@ -145,7 +145,6 @@ def build_pairs(
   query_prefix: str = '',
   passage_prefix: str = '',
   process_index: int = 0,
-  process_count: int = 1,
 ) -> Pairs:
   """The cache at ``directory``, rebuilt if its inputs changed.
 
@@ -163,7 +162,7 @@ def build_pairs(
     'prefixes': prefixes,
   }
 
-  def build(aside: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
+  def build(aside: epath.Path) -> fingerprint.Built:
     report, pairs = ReadReport(), read_pairs(source)
     report.counts['pairs'] = len(pairs)
     report.counts['of them matching'] = sum(pair.label for pair in pairs)
@@ -189,9 +188,7 @@ def build_pairs(
     settings,
     {'pairs': locate(source)},
     build,
-    process_index=process_index,
-    process_count=process_count,
-    wait_s=24 * 3600,
+    process_index,
   )
   description, arrays = fingerprint.open_built(path, 'pairs')
   return Pairs(path, description['pad_id'], rows=table.Table(path / 'pairs', 'pairs'), **arrays)

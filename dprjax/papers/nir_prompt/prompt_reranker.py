@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.encoding.embedder import check_size
-from dprjax.models import artifact, head_specs, heads, hub
+from dprjax.models import artifact, head_specs, hub
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, unpack
 from dprjax.papers.nir_prompt import task_templates, template_prompts
@@ -83,7 +83,7 @@ class PromptReranker(Reranker):
         adapter=adapter,
         options=options,
       )
-      return heads.answer_score(logits, yes, no, self.score_kind)
+      return task_templates.answer_score(logits, yes, no, self.score_kind)
 
     super().__init__(
       *(backbone, tokenizer, template, max_length, score_rows),

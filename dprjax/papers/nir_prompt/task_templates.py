@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -309,3 +310,18 @@ def vectors(
   # The mean over one place is its state.
   specs = [spec.replace(pooling='mean') if spec.pooling == 'mask' else spec for spec in specs]
   return embed.of_states(config, params, hidden, mask, specs, which)
+
+
+def answer_score(
+  logits: Float[Array, 'B V'], yes: int, no: int, kind: str = 'logit'
+) -> Float[Array, ' B']:
+  """The preference for the word for yes over the word for no (NIR-Prompt, section 3.5).
+
+  Args:
+    kind: 'logit', the difference of logits, whose sigmoid is P(yes | yes or no); 'probability', the
+      difference of probabilities over the vocabulary. Both have the same sign.
+  """
+  if kind == 'logit':
+    return logits[:, yes] - logits[:, no]
+  total = jax.nn.logsumexp(logits, axis=1)
+  return jnp.exp(logits[:, yes] - total) - jnp.exp(logits[:, no] - total)

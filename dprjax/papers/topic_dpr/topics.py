@@ -19,7 +19,7 @@ import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -156,7 +156,17 @@ def _find(args: Flags) -> None:
   )
 
 
+class _Panel(NamedTuple):
+  """The words of a topic, most probable first, with their probabilities in it and overall."""
+
+  title: str
+  words: Sequence[str]
+  own: Sequence[float]
+  background: Sequence[float]
+
+
 def _draw(fitted: Fitted, path: str) -> None:
+  """A panel for each topic: bars for its most probable words, dots for the background."""
   made = fitted.topics
   numbers = {word: number for number, word in enumerate(made.vocabulary)}
   panels = []
@@ -165,11 +175,30 @@ def _draw(fitted: Fitted, path: str) -> None:
     order = np.argsort(-own, kind='stable')
     title = f'topic {k}: {made.sizes[k]:,} documents'
     shown = [words[place] for place in order.tolist()]
-    panels.append(figures.TopicPanel(title, shown, own[order], background[order]))
+    panels.append(_Panel(title, shown, own[order], background[order]))
   foot = (
     f'{made.meta["kind"]}; {fitted.agreement:.1%} of these documents have this topic by their words'
   )
-  figures.topics(panels, foot, path)
+  columns = min(len(panels), 3)
+  rows = -(-len(panels) // columns)
+  most = max(len(panel.words) for panel in panels)
+  names = ['in the topic', 'in the background: words of all topics']
+  size = 0.6 + 2.4 * columns, 0.5 + rows * (0.5 + 0.2 * most)
+  with figures.canvas(*size, foot, path) as drawing:
+    for number, panel in enumerate(panels):
+      axes = drawing.add_subplot(rows, columns, number + 1)
+      places = np.arange(len(panel.words))
+      axes.barh(places, panel.own, 0.75, color=figures.colour(0), label=names[0])
+      dots = {'marker': 'o', 'linestyle': '', 'color': figures.colour(1), 'markersize': 4}
+      axes.plot(panel.background, places, label=names[1], **dots)
+      axes.set_yticks(places, panel.words, fontsize=9)
+      axes.set_ylim(most - 0.4, -0.6)
+      axes.locator_params(axis='x', nbins=3)
+      axes.tick_params(axis='x', labelsize=8)
+      axes.set_title(panel.title, fontsize=10)
+      figures.grid(axes, 'x')
+    figures.label_below(drawing, 'probability of the word')
+    figures.legend(drawing, names, 'Most probable words of each topic')
 
 
 if __name__ == '__main__':

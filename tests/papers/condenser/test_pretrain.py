@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dprjax.base import tree
-from dprjax.models import hub, masking
+from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
-from dprjax.papers.condenser import pretrain
+from dprjax.papers.condenser import masking, pretrain
 from dprjax.text import tokenizing
 from dprjax.training.method import Parts
 from tests import gradients, reference, starts

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from dprjax.papers.condenser import views
-from dprjax.text import segments, table
+from dprjax.papers.condenser import segments, views
+from dprjax.papers.condenser.segments import PassageCache
+from dprjax.text import table
 from dprjax.text.batches import open_batches
-from dprjax.text.segments import PassageCache
 from dprjax.text.tokenizing import Tokenizer
 from tests.refusals import refused
 

@@ -206,7 +206,7 @@ def test_a_row_of_one_set_is_never_one_of_another(caches, arrangement, negatives
       query -= task * caches[0].num_queries
       assert 0 <= query < own.num_queries
       np.testing.assert_array_equal(
-        batch['query_tokens'][row][batch['query_mask'][row]], own.query_tokens([query])[0]
+        batch['query_tokens'][row][batch['query_mask'][row]], own.query_rows([query])[0].tokens
       )
       known = own.query_rows([query])[0].relevant + task * caches[0].num_passages
       assert sorted(batch['relevant'][row][batch['relevant'][row] >= 0]) == sorted(known)

@@ -26,8 +26,8 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.papers.condenser.document_files import Document, find_files, read_documents
 from dprjax.text import fingerprint, table
-from dprjax.text.document_files import Document, find_files, read_documents
 from dprjax.text.read_report import ReadReport
 from dprjax.text.sentences import split_sentences
 from dprjax.text.table import Integers
@@ -89,20 +89,18 @@ def build_documents(
   passage_length: int,
   language: str = 'en',
   process_index: int = 0,
-  wait_s: float = 24 * 3600,
 ) -> PassageCache:
   """The cache at ``directory``, rebuilt if its inputs changed (`fingerprint.build_once`).
 
   Sentences are joined in order to passages of at most ``passage_length`` tokens. A sentence shorter
   than ``SHORT`` tokens joins the next one, or at the end the one before. A sentence longer than a
   passage is cut between words into similar pieces, which count as sentences. Repeated passages are
-  left out. The report counts all of these. Process 0 builds; the others wait.
+  left out. The report counts all of these.
 
   Args:
-    paths: files and folders, see `dprjax.text.document_files`.
+    paths: files and folders, see `dprjax.papers.condenser.document_files`.
     passage_length: the most tokens of a passage, without special tokens.
     language: whose rules split sentences, see `split_sentences`.
-    process_index, wait_s: the number of this process, and how many seconds it waits for process 0.
   """
   path = epath.Path(directory)
   settings = {
@@ -112,7 +110,7 @@ def build_documents(
     'language': language,
   }
 
-  def build(aside: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
+  def build(aside: epath.Path) -> fingerprint.Built:
     report = ReadReport()
     texts = _tokenise(read_documents(paths, report), tokenizer, language)
     sizes = _write_passages(aside / 'passages', texts, passage_length, report)
@@ -129,8 +127,7 @@ def build_documents(
     settings,
     {f'{number}: {file.name}': file for number, file in enumerate(find_files(paths, ReadReport()))},
     build,
-    process_index=process_index,
-    wait_s=wait_s,
+    process_index,
   )
   documents = open_documents(path)
   if not built:

@@ -11,7 +11,8 @@ import regex
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from dprjax.text import segments, tokenizing
+from dprjax.papers.condenser import segments
+from dprjax.text import fingerprint, tokenizing
 from tests.refusals import refused
 
 SENTENCES = [
@@ -176,13 +177,13 @@ def test_text_that_spells_special_tokens_is_text(tmp_path, tokenizer):
   assert tokenizer.mask_id in tokenizer.backend.encode('The [MASK]').ids  # as it would be otherwise
 
 
-def test_it_is_built_once_and_again_for_anything_else(tmp_path, tokenizer, caplog):
+def test_it_is_built_once_and_again_for_anything_else(tmp_path, tokenizer, caplog, monkeypatch):
   caplog.set_level(logging.INFO)
   first = made(build(tmp_path, tokenizer, *SENTENCES))
   caplog.clear()
   assert made(build(tmp_path, tokenizer, *SENTENCES)) == first
   assert 'documents: 5 passages, built before' in caplog.text
-  assert made(build(tmp_path, tokenizer, *SENTENCES, process_index=1, wait_s=0)) == first
+  assert made(build(tmp_path, tokenizer, *SENTENCES, process_index=1)) == first
   for texts, options in (
     (SENTENCES, {'passage_length': 32}),
     (SENTENCES, {'language': 'de'}),
@@ -191,8 +192,9 @@ def test_it_is_built_once_and_again_for_anything_else(tmp_path, tokenizer, caplo
     again = made(build(tmp_path, tokenizer, *texts, **options))
     assert again != first
     first = again
+  monkeypatch.setattr(fingerprint, '_WAIT_S', 0.0)
   with refused('token_cache', '0'):
-    build(tmp_path, tokenizer, *SENTENCES, process_index=1, wait_s=0)
+    build(tmp_path, tokenizer, *SENTENCES, process_index=1)
 
 
 def test_no_text_at_all(tmp_path, tokenizer):

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from dprjax.text import document_files
-from dprjax.text.document_files import Document
+from dprjax.papers.condenser import document_files
+from dprjax.papers.condenser.document_files import Document
 from dprjax.text.read_report import ReadReport
 from tests.refusals import refused
 

@@ -9,15 +9,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dprjax.base import mesh as meshes
 from dprjax.models import encoder, heads, hub
-from dprjax.models.encoder_config import EncoderConfig
+from dprjax.papers.condenser import losses
 from tests import reference
 
-GOLDEN = [
-  'bert',
-  pytest.param('roberta', marks=pytest.mark.slow),
-  pytest.param('xlm-roberta', marks=pytest.mark.slow),
-]
 VALUE, WORD = 'encoder.layer.0.attention.self.value.weight', 'embeddings.word_embeddings.weight'
 HEAD_QUERY = 'layer.1.attention.self.query.weight'
 
@@ -67,26 +63,26 @@ def test_mlm_and_condenser_equal_transformers(model_type, golden, write_heads):
       backbone.heads['condenser'].settings['split'],
       token_types=arrays['token_types'],
     )
-    states = heads.condenser_states(config, layers, late, early, mask)
+    states = losses.condenser_states(config, layers, late, early, mask)
     embedding = params['embeddings']['word']['embedding']
-    losses = [
+    values = [
       total / count
       for total, count, _ in (
-        heads.mlm_loss(config, backbone.heads['mlm'].params, embedding, x, *masked)
+        losses.mlm_loss(config, backbone.heads['mlm'].params, embedding, x, *masked)
         for x in (late, states)
       )
     ]
     # Condenser Eq. 11
-    return losses[0] + losses[1], (
-      losses,
+    return values[0] + values[1], (
+      values,
       states,
       heads.mlm_logits(config, backbone.heads['mlm'].params, embedding, late),
     )
 
-  (_, (losses, states, logits)), (gradient, head_gradient) = run(
+  (_, (values, states, logits)), (gradient, head_gradient) = run(
     backbone.params, backbone.heads['condenser'].params
   )
-  np.testing.assert_allclose(losses, [arrays['mlm/loss'], arrays['condenser/loss']], rtol=2e-5)
+  np.testing.assert_allclose(values, [arrays['mlm/loss'], arrays['condenser/loss']], rtol=2e-5)
   np.testing.assert_allclose(logits[mask], arrays['mlm/logits'][mask], rtol=2e-5, atol=2e-5)
   np.testing.assert_allclose(states[mask], arrays['condenser/states'][mask], rtol=2e-5, atol=2e-5)
   for name, ours, cases in (
@@ -119,7 +115,7 @@ def masked(small):
 def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
   config, (embedding, arrays) = small[0], masked
   head = random_head(config)
-  mlm_loss = jax.jit(heads.mlm_loss, static_argnums=0)
+  mlm_loss = jax.jit(losses.mlm_loss, static_argnums=0)
   whole = mlm_loss(config, head, embedding, *arrays)
   expected = reference.mlm_loss(config, jax.device_get(head), embedding, *arrays)
   np.testing.assert_allclose(whole, expected, rtol=2e-6)
@@ -143,7 +139,7 @@ def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
   config, (embedding, arrays) = small[0], masked
 
   def loss(head, embedding, hidden):
-    return heads.mlm_loss(config, head, embedding, hidden, *arrays[1:])[0]
+    return losses.mlm_loss(config, head, embedding, hidden, *arrays[1:])[0]
 
   program = (
     jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
@@ -164,7 +160,7 @@ def test_mlm_loss_over_eight_devices(small, masked):
   mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
 
   def loss(hidden, embedding, *rest):
-    return heads.mlm_loss(config, head, embedding, hidden, *rest)[0]
+    return losses.mlm_loss(config, head, embedding, hidden, *rest)[0]
 
   run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
   value, gradients = run(arrays[0], embedding, *arrays[1:])
@@ -182,24 +178,43 @@ def test_mlm_loss_over_eight_devices(small, masked):
 
 
 @pytest.mark.slow
-def test_mlm_loss_of_known_logits():
-  # Embeddings 0: the logits are the bias, ln of the probabilities .5, .25, .25.
-  config = EncoderConfig('bert', 3, 4, 1, 1, 4)
-  head = heads.init_mlm_head(config, jax.random.key(0)) | {
-    'bias': jnp.log(jnp.array([0.5, 0.25, 0.25]))
+def test_equal_texts_are_no_negatives_of_one_another():
+  rng = np.random.default_rng(0)
+  texts = rng.normal(size=(8, 4)).astype(np.float32)  # siblings: 0 1, 2 3, 4 5, 6 7
+  keys = jnp.array([1, 2, 3, 1, 5, 2, 7, 7])
+  allowed = np.asarray(losses.nt_xent_scores(texts, texts, keys=keys).allowed)
+  left_out = {
+    # itself; its equal (3); the equal of its sibling (5); one with an equal sibling (2)
+    0: {0, 3, 5, 2},
+    1: {1, 5, 3, 4},  # equal to 5; 3 equals its sibling 0; the sibling of 4, 5, equals it
+    2: {2, 0},  # 0 equals its sibling 3
+    3: {3, 0, 1},
+    4: {4, 1},
+    5: {5, 1, 0},
+    6: {6},  # its sibling says the same, and stays its target
+    7: {7},
   }
-  positions = jnp.array([[1, 2], [0, 0]], jnp.int32)
-  total, count, right = heads.mlm_loss(
-    config,
-    head,
-    jnp.zeros((3, 4)),
-    jnp.ones((2, 3, 4)),
-    positions,
-    jnp.array([[0, 2], [1, 0]], jnp.int32),
-    jnp.array([[1.0, 1.0], [1.0, 0.0]]),
+  for row, expected in left_out.items():
+    assert set(np.flatnonzero(~allowed[row]).tolist()) == expected, row
+  plain = np.asarray(losses.nt_xent_scores(texts, texts).allowed)
+  np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('devices', 'at_a_time'), [(1, 99), (1, 2), (8, 1)])
+def test_siblings_equal_numpy(devices, at_a_time):
+  texts = np.random.default_rng(0).normal(size=(16, 5))
+  mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
+
+  def plain(texts):
+    return reference.sibling_loss(texts[::2], texts[1::2], 0.5)[0]
+
+  def loss(texts):
+    return jnp.mean(losses.nt_xent(texts, mesh, rows=at_a_time, temperature=0.5).loss)
+
+  value, gradient = jax.jit(jax.value_and_grad(loss))(
+    jax.device_put(jnp.asarray(texts, jnp.float32), NamedSharding(mesh, P(meshes.BATCH)))
   )
-  np.testing.assert_allclose([total, count, right], [5 * np.log(2), 3, 1], rtol=1e-6)
-  nothing = heads.mlm_loss(
-    config, head, jnp.zeros((3, 4)), jnp.ones((2, 3, 4)), positions, positions, jnp.zeros((2, 2))
-  )
-  np.testing.assert_array_equal(nothing, np.zeros(3))
+  assert value == pytest.approx(plain(texts), rel=1e-5)
+  wanted = reference.numeric_gradient(plain, texts)
+  assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
