@@ -74,8 +74,6 @@ def test_index_is_kept_and_made_anew_for_other_passages_and_words(folder, monkey
 
 BAD = [
   ('--b=2', 'b = 2.0'),
-  ('--language=klingon', 'klingon'),
-  ('--index_dir=qrels.tsv', 'qrels.tsv'),
   ('--qrels=others.tsv', 'queries.jsonl'),
   ('--index_dir=kept', 'kept'),
 ]

@@ -146,8 +146,8 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('stored', codes.LEVELS)
-def test_codes(run, vectors, tmp_path, stored):
+def test_codes(run, vectors, tmp_path):
+  stored = 'int8'
   flags = [f'--precision={stored}', '--shard_rows=20', '--calibrate=30']
   command_refused(run(*flags, side='query'), f'--precision={stored}')
   assert run(*flags)[0] == 0
@@ -163,26 +163,14 @@ def test_codes(run, vectors, tmp_path, stored):
   assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == content
 
 
-@pytest.mark.parametrize(
-  'content, words',
-  [
-    ('', []),
-    ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["'a'", 'line 2']),
-  ],
-)
-def test_bad_input(run, corpus, tmp_path, content, words):
-  corpus.write_text(content)
-  command_refused(run(), corpus.name, *words)
-  assert not (tmp_path / 'out').exists()
-
-
-def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
-  command_refused(run(f'--input={tmp_path}/none.jsonl'), 'none.jsonl')
-  command_refused(run(f'--prompt={tmp_path}/none.npz'), 'none.npz')
-  command_refused(run(f'--backbone={tmp_path}/none'), 'none')
-  command_refused(run('--max_length=5000'), 'passage_max_length', '5000', '512')
+def test_bad_input(run, corpus, tmp_path):
+  for flag, name in (('input', 'none.jsonl'), ('prompt', 'none.npz'), ('backbone', 'none')):
+    command_refused(run(f'--{flag}={tmp_path}/{name}'), name)
   command_refused(run('--side=document'), '--side', 'document')
-  command_refused(run('--pooling=median'), 'pooling', 'median')
+  corpus.write_text('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n')
+  command_refused(run(), corpus.name, "'a'", 'line 2')
+  corpus.write_text('')
+  command_refused(run(), corpus.name)
   assert not (tmp_path / 'out').exists()
 
 
@@ -229,18 +217,6 @@ def test_texts_that_change_meanwhile_are_refused(encoded, tmp_path, monkeypatch)
     )
   progress = json.loads((tmp_path / 'out' / 'progress.json').read_text())
   assert [shard['index'] for shard in progress['shards']] == [0]
-
-
-STALE = {
-  'heads': (lambda b: _edit_json(b / 'config.json', num_attention_heads=4), [], 'config_sha256'),
-  'tokenizer': (_keep_case, [], 'tokenizer_sha256'),
-  'prefix': (
-    lambda b: _edit_json(b / 'config_sentence_transformers.json', prompts={'document': 'about '}),
-    [],
-    "prefix is '' there, 'about ' here",
-  ),
-  'shards': (None, ['--shard_rows=30'], 'shard_rows is 20 there, 30 here'),
-}
 
 
 @pytest.fixture(scope='module')
@@ -290,15 +266,15 @@ def _content(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', STALE)
-def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_path, name):
-  change, flags, message = STALE[name]
+def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_path):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
-  if change is not None:
-    change(tmp_path / 'backbone')
+  _keep_case(tmp_path / 'backbone')
+  prompts = {'prompts': {'document': 'about '}}
+  _edit_json(tmp_path / 'backbone' / 'config_sentence_transformers.json', **prompts)
   before = _content(tmp_path)
   for out in ('out', 'interrupted'):
-    command_refused(command(encode, *_plain(tmp_path, out), *flags), message, out)
+    told = ('tokenizer_sha256', "prefix is '' there, 'about ' here", 'shard_rows is 20 there')
+    command_refused(command(encode, *_plain(tmp_path, out), '--shard_rows=30'), *told, out)
   assert _content(tmp_path) == before
 
 
@@ -337,28 +313,22 @@ def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
     ('corpus.tsv', '--out'),
     ('link', '--backbone'),
     ('backbone/new', '--backbone'),
-    ('sub/..', '--out'),
-    ('../{here}', '--backbone'),
     ('web', '--out'),
-    ('half', 'manifest.json'),
     ('pipe', '--out'),
-    ('', '--out'),
     ('busy', '--out'),
-    ('corpus.tsv/x', 'corpus.tsv'),
   ],
 )
 def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatch, out, message):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'link').symlink_to('backbone')
-  for name, file in (('web', 'manifest.json'), ('half', 'manifest.json')):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / file).write_text('{"name": "app"' + '}' * (name != 'half'))
+  (tmp_path / 'web').mkdir()
+  (tmp_path / 'web' / 'manifest.json').write_text('{"name": "app"}')
   os.mkfifo(tmp_path / 'pipe')
   before = _content(tmp_path)
   flags = _plain(pathlib.Path(), 'x')
   with outputs.hold(epath.Path('busy/.lock'), 'a test'):
-    result = command(encode, *flags, f'--out={out.format(here=tmp_path.name)}')
+    result = command(encode, *flags, f'--out={out}')
   command_refused(result, message)
   assert _content(tmp_path) == before and not (tmp_path / 'busy').exists()
 
@@ -366,7 +336,6 @@ def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatc
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--max_length=2'], ('length', '2')),
     (['--max_length=513'], ('passage_max_length', '513')),
     (['--batch_size=16'], ('16', '32')),
     (['--input=spaces.tsv'], ('a b', 'row 2', 'spaces.tsv')),
@@ -390,26 +359,3 @@ def test_nothing_is_left_of_a_command_that_fails(
 
 def _fail(*_):
   raise MemoryError('no room')
-
-
-@pytest.mark.slow
-def test_a_template_decides_the_vectors(command, templates, tmp_path):
-  texts = {'d1': 'oak elm', 'd2': 'fir [MASK] yew'}
-  (tmp_path / 'corpus.tsv').write_text(''.join(f'{id_}\t{one}\n' for id_, one in texts.items()))
-  out = tmp_path / 'out'
-  status, err = command(
-    encode,
-    f'--backbone={templates}/backbone',
-    f'--prompt={templates}/qa.npz',
-    '--side=passage',
-    f'--input={tmp_path}/corpus.tsv',
-    f'--out={out}',
-    '--batch_size=8',
-  )
-  assert status == 0, err
-  found = embeddings.load_embeddings(out)
-  alone = Retriever.load(templates / 'backbone', {'qa': templates / 'qa.npz'}, batch_size=8)
-  expected = alone.encode(list(texts.values()), 'passage', prompt='qa')
-  np.testing.assert_allclose(found.vectors(), expected, rtol=0, atol=1e-5)
-  assert found.meta.pooling == 'mask' and found.meta.max_length == 9
-  assert found.meta.prompt_sha256 == sha256_file(templates / 'qa.npz')

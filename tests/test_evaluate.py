@@ -141,12 +141,9 @@ JUDGED = '--run=run.trec --qrels=qrels.tsv'
 BAD = [
   (f'{JUDGED} --run=run.trec', '--run=NAME=FILE'),
   (f'{JUDGED} --retriever=r --backbone=b', ('--backbone', '--retriever')),
-  ('--run=run.trec', '--qrels'),
   (f'{JUDGED} --measure=DCG@7', 'DCG@7'),
   ('--run=run.trec --answers=answers.jsonl', ('--answers', '--corpus')),
   ('--run=a=run.trec --run=b=run.trec --qrels=qrels.tsv', '--out'),
-  (f'{JUDGED} --out=beir', 'beir'),
-  (f'{JUDGED} --backbone=b', ('--queries', '--backbone')),
 ]
 
 

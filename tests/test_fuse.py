@@ -142,13 +142,11 @@ def test_runs_of_different_queries_are_refused_and_of_different_documents_told(f
   [
     (RUNS[:1], ['bm25.trec']),
     ([*RUNS, '--weights=1'], ['--weights=1', '2 runs']),
-    ([*RUNS, '--method=learned'], ['--method=learned', '--qrels']),
     ([*RUNS, *LEARN, '--weights=1,1'], ['--weights', '--method=learned']),
     ([*RUNS, '--weights=w.json', '--method=rrf', '--depth=3'], ['--depth', '--weights=FILE']),
     ([*RUNS, *LEARN, '--weights_out=bm25.trec'], ['--weights_out', 'bm25.trec']),
     (['--run=a=bm25.trec', '--run=a=dense.trec'], ['--run=bm25.trec', 'a']),
     ([*RUNS, '--method=learned', '--qrels=one.tsv'], ['--qrels', '1 judged query']),
-    (['--run=bm25.trec', '--run=x=dense.trec', '--weights=w.json'], ['--weights=w.json', 'x']),
   ],
 )
 def test_what_does_not_go_together_is_refused(folder, capsys, words, named):

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import itertools
 import os
 import pathlib
 import re
@@ -52,24 +53,8 @@ EXTRAS = {
 }
 
 # Extras whose packages are imported where they are needed.
-OPTIONAL = [
-  requirement
-  for extra in (
-    'figures',
-    'papers',
-    'milvus',
-    'qdrant',
-    'pgvector',
-    'opensearch',
-    'serve',
-    'tables',
-    'tsne',
-    'mteb',
-    'hub-data',
-    'documents',
-  )
-  for requirement in EXTRAS[extra]
-]
+EXTRA = 'figures papers milvus qdrant pgvector opensearch serve tables tsne mteb hub-data documents'
+OPTIONAL = [requirement for extra in EXTRA.split() for requirement in EXTRAS[extra]]
 
 
 def pins(path):
@@ -102,41 +87,21 @@ def distributions(names):
   optional = {requirement.name for requirement in OPTIONAL}
   found = set()
   for name in names:
-    full = next(
-      (
-        owner
-        for prefix, owner in namespaces.items()
-        if name.startswith(prefix) or prefix.startswith(name)
-      ),
-      None,
-    )
-    owned = (
-      [full] if full else owners.get(name.split('.')[0]) or sorted(optional & {name.split('.')[0]})
-    )
+    top = name.split('.')[0]
+    full = [owner for prefix, owner in namespaces.items() if prefix.startswith(top)]
+    owned = full or owners.get(top) or sorted(optional & {top})
     assert owned, f'{name} is imported and not installed'
     found.add(canonicalize_name(owned[0]))
   return found
 
 
 @pytest.mark.slow
-def test_every_import_is_declared():
-  declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *OPTIONAL)}
-  assert (
-    sorted(
-      distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs'))
-      - declared
-      - INTERFACES.keys()
-    )
-    == []
-  )
-
-
-@pytest.mark.slow
-def test_everything_declared_is_imported():
-  declared = {canonicalize_name(requirement.name) for requirement in REQUIRES}
+def test_what_is_imported_is_declared_and_what_is_declared_imported():
+  required = {canonicalize_name(requirement.name) for requirement in REQUIRES}
+  optional = {canonicalize_name(requirement.name) for requirement in OPTIONAL}
   used = distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs'))
-  assert sorted(declared - used - INDIRECT.keys()) == []
-  assert declared >= INDIRECT.keys()
+  assert used - required - optional - INTERFACES.keys() == set()
+  assert required - used <= INDIRECT.keys() <= required
 
 
 def test_there_are_constraints_for_every_python():
@@ -165,15 +130,8 @@ def test_constraints_are_only_names_and_versions(path):
 def test_constraints_pin_all_requirements(path):
   python = f'{path.stem[2]}.{path.stem[3:]}'
   pinned = pins(path)
-  asked = [
-    *REQUIRES,
-    *OPTIONAL,
-    *EXTRAS['plan'],
-    *EXTRAS['quickstart'],
-    *EXTRAS['test'],
-    *EXTRAS['docs'],
-    *EXTRAS['dev'],
-  ]
+  others = (EXTRAS[extra] for extra in ('plan', 'quickstart', 'test', 'docs', 'dev'))
+  asked = itertools.chain(REQUIRES, OPTIONAL, *others)
   for requirement in asked:
     here = {'python_version': python, 'python_full_version': f'{python}.0', 'sys_platform': 'linux'}
     if requirement.name != 'dprjax' and (

@@ -5,7 +5,6 @@ That one process with several devices trains as one with one does is tested besi
 """
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -169,6 +168,12 @@ def flags(trained, data):
   return make
 
 
+def work(folder, jobs):
+  """The command of jobs of `tests.pod_work`."""
+  (folder / 'jobs.json').write_text(json.dumps(jobs))
+  return '-m', 'tests.pod_work', f'--jobs={folder}/jobs.json'
+
+
 @pytest.fixture(scope='module')
 def together(flags, tmp_path_factory):
   """Folders of workdirs of all methods: of one process, and of two with two devices each."""
@@ -180,8 +185,10 @@ def together(flags, tmp_path_factory):
       axes = [f'--config.mesh.{axis}={sizes.get(axis, 1)}' for axis in ('data', 'fsdp', 'model')]
       words = flags(config, *STEADY, *axes, *own)
       jobs.append({'do': 'train', 'flags': words, 'workdir': str(folder / method)})
-    (folder / 'jobs.json').write_text(json.dumps(jobs))
-    run(processes, devices, '-m', 'tests.pod_work', f'--jobs={folder}/jobs.json')
+    if processes > 1:  # a pod takes seconds to start, so it also does the work of other tests
+      saved = {'do': 'save', 'mesh': {'data': 2, 'fsdp': 2}}
+      jobs += [one | {'workdir': str(folder / 'saved')} for one in ({'do': 'turn'}, saved)]
+    run(processes, devices, *work(folder, jobs))
     made.append(folder)
   return made
 
@@ -212,24 +219,16 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, method):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bit(tmp_path):
-  def jobs(*lines):
-    (tmp_path / 'jobs.json').write_text(
-      json.dumps([{'workdir': str(tmp_path / 'run'), **line} for line in lines])
-    )
-    return '-m', 'tests.pod_work', f'--jobs={tmp_path}/jobs.json'
-
-  # Each pod takes seconds to start, so the test of turns is here, too.
-  run(2, 2, *jobs({'do': 'turn'}, {'do': 'save', 'mesh': {'data': 2, 'fsdp': 2}}))
-  run(
-    4,
-    1,
-    *jobs(
-      {'do': 'restore', 'mesh': {'fsdp': 2, 'model': 2}}, {'do': 'restore', 'mesh': {'fsdp': 4}}
-    ),
-  )
+@pytest.mark.xdist_group('pods')
+def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bit(
+  together, tmp_path
+):
+  saved = together[1] / 'saved'
+  meshes = {'fsdp': 2, 'model': 2}, {'fsdp': 4}
+  jobs = [{'do': 'restore', 'mesh': mesh, 'workdir': str(saved)} for mesh in meshes]
+  run(4, 1, *work(tmp_path, jobs))
   for mesh in ({'data': 8}, {'fsdp': 2, 'model': 4}):
-    pod_work.check_restored(tmp_path / 'run', mesh)
+    pod_work.check_restored(saved, mesh)
 
 
 @pytest.mark.slow
@@ -239,23 +238,10 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
 
   def commands(folder):
     for side, source in data.items():
-      yield (
-        encode,
-        f'--backbone={trained}/backbone',
-        f'--prompt={prompt}',
-        f'--side={side}',
-        f'--input={source}',
-        f'--out={folder}/{side}',
-        '--shard_rows=60',
-      )
-    yield (
-      search,
-      f'--corpus={folder}/passage',
-      f'--queries={folder}/query',
-      f'--out={folder}/run.trec',
-      '--index=exact',
-      '--k=40',
-    )
+      usual = (f'--backbone={trained}/backbone', f'--prompt={prompt}', '--shard_rows=60')
+      yield encode, *usual, f'--side={side}', f'--input={source}', f'--out={folder}/{side}'
+    vectors = (f'--corpus={folder}/passage', f'--queries={folder}/query')
+    yield search, *vectors, f'--out={folder}/run.trec', '--index=exact', '--k=40'
 
   def contents(folder):
     return {
@@ -266,12 +252,12 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
 
   for module, *arguments in commands(tmp_path / 'one'):
     assert command(module, *arguments)[0] == 0
-  # Both encodings in one pod: each of its processes takes seconds to start.
-  *encodings, (module, *arguments) = commands(tmp_path / 'two')
-  jobs = [{'do': 'command', 'module': one.__name__, 'flags': flags} for one, *flags in encodings]
-  (tmp_path / 'jobs.json').write_text(json.dumps(jobs))
-  run(2, jax.device_count(), '-m', 'tests.pod_work', f'--jobs={tmp_path}/jobs.json')
-  run(2, jax.device_count(), '-m', module.__name__, *arguments)
+  # All of them in one pod: each of its processes takes seconds to start.
+  jobs = [
+    {'do': 'command', 'module': module.__name__, 'flags': arguments}
+    for module, *arguments in commands(tmp_path / 'two')
+  ]
+  run(2, jax.device_count(), *work(tmp_path, jobs))
   one = contents(tmp_path / 'one')
   assert contents(tmp_path / 'two') == one
   assert (
@@ -320,11 +306,8 @@ def steps_logged(workdir):
 @pytest.mark.slow
 def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   workdir = tmp_path / 'run'
-  endless = (
-    '--config.steps=1000000',
-    '--config.checkpoint.every=1000000',
-    '--config.data.dev_split=',
-  )
+  many = ('--config.steps=1000000', '--config.checkpoint.every=1000000')
+  endless = (*many, '--config.data.dev_split=')
   pod = Pod(2, 1, *training(flags, workdir, *endless))
   wait_for(lambda: steps_logged(workdir) >= 3)
   os.kill(pod.pids()[1], signal.SIGTERM)
@@ -395,14 +378,9 @@ def test_the_launcher_passes_on_what_is_said_and_how_it_ends(tmp_path):
   pod = Pod(3, 5, script, '--processes=9', 'x')
   status, said = pod.end(30)
   assert status == 3
+  lines = ("I am {} of 3 ['--processes=9', 'x']", '--xla_force_host_platform_device_count=5')
   assert sorted(said.splitlines()) == sorted(
-    itertools.chain.from_iterable(
-      (
-        f"[{i}] I am {i} of 3 ['--processes=9', 'x']",
-        f'[{i}] --xla_force_host_platform_device_count=5',
-      )
-      for i in range(3)
-    )
+    f'[{i}] {line.format(i)}' for i in range(3) for line in lines
   )
 
 

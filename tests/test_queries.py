@@ -175,7 +175,6 @@ def test_no_redirect_takes_the_key_along(folder, server):
 @pytest.mark.parametrize(
   'failure, words',
   [
-    ((200, {'hello': 1}, ()), ('--endpoint', '/v1')),
     ((200, {'choices': []}, ()), ('--endpoint', 'choices')),
     ((404, {'error': 'no such model'}, ()), ('--endpoint', '404', '--model')),
   ],
@@ -232,11 +231,8 @@ def test_the_round_trip(folder, command, server):
   'arguments, names',
   [
     ('--out=made', '--corpus'),
-    ('--corpus=corpus.jsonl --out=made --endpoint=127.0.0.1 --model=m', '--endpoint'),
     ('--corpus=corpus.jsonl --out=made --model=m', '--endpoint'),
     (f'{ASKED} --template=corpus.jsonl', '--template'),
-    (f'{ASKED} --corpus=missing.jsonl', 'missing.jsonl'),
-    (f'{ASKED} --out=corpus.jsonl', '--out'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://u:p@h/v1 --model=m', '--key_env'),
     ('--corpus=corpus.jsonl --out=made --endpoint=http://h.example/v1 --model=m', 'https'),
     ('--run=corpus.jsonl --out=made', '--qrels'),

@@ -74,18 +74,13 @@ def test_a_table_for_a_paper(tmp_path, capsys):
   'arguments, message',
   [
     (['--metrics=missing.json'], 'NAME=VALUE'),
-    (['--metrics=a=a.json', '--metrics=a=a.json'], '--metrics'),
-    (['--metrics=a=a.json', '--metrics=b=text.json'], 'text.json'),
     (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json'),
     (['--metrics=a=nan.json'], 'nan.json'),
-    (['--metrics=a=vast.json'], 'vast.json'),
     (['--metrics=a=deep.json'], 'deep.json'),
-    (['--metrics=caf\udce9=a.json'], 'caf\\udce9'),
     (['--metrics=a=a.json', '--out=b.png', '--figure=b.png'], ('b.png', '--figure')),
     (['--metrics=a=a.json', '--measure=RR@10'], ('RR@10', 'nDCG@10')),
     (['--metrics=a=a.json', '--metrics=b=other.json'], ('a', 'b')),
     (['--metrics=a=a.json', '--figure=r.jpeg2000'], ('.png', '.pdf', '.svg')),
-    (['--metrics=a=a.json', '--figure=folder.png'], 'folder.png'),
   ],
 )
 def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
@@ -93,12 +88,9 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   write(tmp_path / 'a.json', metrics(WORSE))
   write(tmp_path / 'hollow.json', {'mean': {'AP': 1.0}, 'per_query': {}})
   write(tmp_path / 'other.json', metrics({'AP': {'z': 1.0}, 'nDCG@10': {'z': 1.0}}))
-  (tmp_path / 'text.json').write_text('nDCG = 1')
-  (tmp_path / 'folder.png').mkdir()
   whole = '{"mean": {"AP": 0.5}, "per_query": {"AP": {"q": 0.5}}%s}'
   for name, text in {
     'nan': whole.replace('0.5', 'NaN') % '',
-    'vast': whole.replace('0.5', '1e308') % '',
     'deep': whole % f', "extra": {"[" * 3000}{"]" * 3000}',
   }.items():
     (tmp_path / f'{name}.json').write_text(text)

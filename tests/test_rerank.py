@@ -160,31 +160,23 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   # Other settings do not replace scores.
   before = {path: path.read_bytes() for path in parts.iterdir()}
   for flags, what in (
-    (['--shard_pairs=4'], 'shard_pairs'),
     (['--shard_pairs=3', '--depth=2'], 'depth'),
     (['--shard_pairs=3', f'--queries={folder}/more.jsonl'], 'queries_sha256'),
   ):
     (folder / 'more.jsonl').write_text('{"_id": "q7", "text": "xml"}\n')
     command_refused(go(*flags), what)
     assert {path: path.read_bytes() for path in parts.iterdir()} == before
-  # Damaged parts are scored again.
+  # A damaged part is scored again: here that of another shard.
   first, part = parts / 'scores-00000.f32', parts / 'scores-00001.f32'
-  whole = part.read_bytes()
-  for content in (
-    whole[:-2],
-    whole[:-1] + bytes([whole[-1] ^ 64]),
-    first.read_bytes(),  # of another shard
-  ):
-    shutil.copytree(parts, folder / 'kept')
-    part.write_bytes(content)
-    del scored[2:]
-    status, err = go('--shard_pairs=3')
-    assert status == 0 and '3 of 10 pairs' in err and scored[2:] == [3, 3, 1]
-    assert 'scores-00001.f32 is damaged: its pairs are scored again' in err
-    check(folder / 'out.trec', expected(RUN))
-    assert not parts.exists()
-    (folder / 'out.trec').unlink()
-    (folder / 'kept').rename(parts)
+  shutil.copytree(parts, folder / 'kept')
+  part.write_bytes(first.read_bytes())
+  status, err = go('--shard_pairs=3')
+  assert status == 0 and '3 of 10 pairs' in err and scored[2:] == [3, 3, 1]
+  assert 'scores-00001.f32 is damaged: its pairs are scored again' in err
+  check(folder / 'out.trec', expected(RUN))
+  assert not parts.exists()
+  (folder / 'out.trec').unlink()
+  (folder / 'kept').rename(parts)
   del scored[2:]
   shutil.copytree(parts, folder / 'kept')
   assert go('--shard_pairs=3')[0] == 0 and scored[2:] == [3, 1]
@@ -202,21 +194,15 @@ def test_other_folders_and_reports_beside_the_run(go, folder, expected):
   # No score in it: nothing is lost.
   files.write_json(parts / 'parts.json', {'format': 'dprjax.scores', 'fingerprint': 'other'})
   (folder / 'out.trec').write_text('')
-  for report in ('{"settings": ', '[]', '{"settings": null, "queries": "1"}'):
-    (folder / 'out.trec.json').write_text(report)
-    assert go()[0] == 0
-    check(folder / 'out.trec', expected(RUN))
+  (folder / 'out.trec.json').write_text('{"settings": null, "queries": "1"}')
+  assert go()[0] == 0
+  check(folder / 'out.trec', expected(RUN))
   (folder / 'out.trec').unlink()
   # A folder of something else is kept.
   parts.mkdir()
   (parts / 'thesis').write_text('1')
   command_refused(go(), 'out.trec.parts')
   assert (parts / 'thesis').read_text() == '1'
-  (parts / 'thesis').unlink()
-  parts.rmdir()
-  parts.write_text('mine')
-  command_refused(go(), 'out.trec.parts')
-  assert parts.read_text() == 'mine'
 
 
 def test_unknown_ids_are_counted_and_named(go, folder, expected):
@@ -265,16 +251,9 @@ def test_scores_that_are_not_finite(go, folder, make_cross_encoder, tmp_path):
   path = edited(
     make_cross_encoder(), tmp_path / 'nan', **{'classifier.bias': np.array([np.nan], np.float32)}
   )
-  command_refused(
-    go(f'--backbone={path}'),
-    'q1',
-    'd0',
-    '10',
-    path,
-  )
-  assert not (folder / 'out.trec').exists() and not list(
-    (folder / 'out.trec.parts').glob('scores-*')
-  )
+  command_refused(go(f'--backbone={path}'), 'q1', 'd0', '10', path)
+  assert not (folder / 'out.trec').exists()
+  assert not list((folder / 'out.trec.parts').glob('scores-*'))
 
 
 @pytest.mark.slow

@@ -36,38 +36,13 @@ FILES = {
   'answers.jsonl': '{"_id": "q1", "answers": ["tree"]}\n{"_id": "q2", "answers": ["http"]}\n',
   'metrics.json': METRICS,
 }
+CORPUS, RANKING, JUDGED = {'corpus': 'corpus.jsonl'}, {'run': 'run.trec'}, {'qrels': 'qrels.tsv'}
+TEXTS_OF = CORPUS | {'queries': 'queries.jsonl'}
 COMMANDS = {
-  'bm25': (
-    bm25,
-    {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'qrels': 'qrels.tsv'},
-    'out.trec',
-  ),
-  'mine': (
-    mine,
-    {
-      'corpus': 'corpus.jsonl',
-      'queries': 'queries.jsonl',
-      'qrels': 'qrels.tsv',
-      'run': 'run.trec',
-      'reranked': 'run.trec',
-    },
-    'out.jsonl',
-  ),
-  'rerank': (
-    rerank,
-    {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'run': 'run.trec'},
-    'out.trec',
-  ),
-  'evaluate': (
-    evaluate,
-    {
-      'run': 'run.trec',
-      'qrels': 'qrels.tsv',
-      'answers': 'answers.jsonl',
-      'corpus': 'corpus.jsonl',
-    },
-    'out.json',
-  ),
+  'bm25': (bm25, TEXTS_OF | JUDGED, 'out.trec'),
+  'mine': (mine, TEXTS_OF | JUDGED | RANKING | {'reranked': 'run.trec'}, 'out.jsonl'),
+  'rerank': (rerank, TEXTS_OF | RANKING, 'out.trec'),
+  'evaluate': (evaluate, RANKING | JUDGED | {'answers': 'answers.jsonl'} | CORPUS, 'out.json'),
   'report': (report, {'metrics': 'metrics.json'}, 'out.md'),
 }
 INPUTS = [(name, flag) for name, (_, inputs, _) in COMMANDS.items() for flag in inputs]
@@ -122,11 +97,9 @@ def content(folder):
 def test_an_output_that_is_an_input_is_refused(go, folder, name, flag):
   path = COMMANDS[name][1][flag]
   (folder / 'soft').symlink_to(path)
-  os.link(path, folder / 'hard')
-  (folder / 'inner').mkdir()
-  (folder / 'around').symlink_to('inner/..')
-  for out in (path, 'soft', 'hard', f'inner/../{path}', f'around/{path}', f'{folder}/{path}'):
-    before = content(folder)
+  os.link(path, folder / 'hard')  # tests/base/test_outputs.py has other ways
+  before = content(folder)
+  for out in (path, 'soft', 'hard'):
     command_refused(go(name, out=out), '--out', out)
     assert content(folder) == before
   # The same where the input itself is given by a link.
@@ -136,35 +109,24 @@ def test_an_output_that_is_an_input_is_refused(go, folder, name, flag):
 
 @pytest.mark.parametrize(
   ('name', 'flag', 'ending'),
-  [(name, flag, '.json') for name, flag in INPUTS if name in ('bm25', 'mine', 'rerank')]
-  + [('rerank', 'run', '.parts/scores-00000.f32')],
+  [('bm25', 'corpus', '.json'), ('mine', 'run', '.json'), ('rerank', 'run', '.parts/scores.f32')],
 )
 def test_what_is_written_beside_an_output_is_no_input(go, folder, name, flag, ending):
   path = folder / f'x{ending}'
   path.parent.mkdir(exist_ok=True)
   path.write_bytes((folder / COMMANDS[name][1][flag]).read_bytes())
-  if COMMANDS[name][1][flag].endswith('jsonl'):
-    path.write_text((folder / COMMANDS[name][1][flag]).read_text())
   before = content(folder)
   command_refused(go(name, **{flag: f'x{ending}', 'out': 'x'}), f'x{ending}')
   assert content(folder) == before
 
 
 @pytest.mark.parametrize('name', COMMANDS)
-@pytest.mark.parametrize(
-  ('out', 'words'),
-  [
-    ('inner', ['--out', 'inner']),
-    ('', ['--out']),
-    ('run.trec/out', ['run.trec']),
-    ('/sys/out', ['/sys/.out.lock']),
-  ],
-)
-def test_outputs_that_cannot_be_written(go, folder, name, out, words):
+def test_outputs_that_cannot_be_written(go, folder, name):
   (folder / 'inner').mkdir()
   before = content(folder)
-  command_refused(go(name, out=out), *words)
-  assert content(folder) == before
+  for out, named in (('inner', 'inner'), ('run.trec/out', 'run.trec'), ('/sys/out', '/sys')):
+    command_refused(go(name, out=out), named)
+    assert content(folder) == before
 
 
 @pytest.mark.parametrize(('name', 'flag'), INPUTS)
@@ -190,10 +152,9 @@ def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
   thread.join()
 
 
-@pytest.mark.parametrize('device', ['/dev/null', '/dev/stdout'])
-def test_a_run_with_results_beside_it_is_a_file(go, device):
-  command_refused(go('rerank', out=device), '--out', device)
-  assert not os.path.lexists(f'{device}.parts')
+def test_a_run_with_results_beside_it_is_a_file(go):
+  command_refused(go('rerank', out='/dev/null'), '--out', '/dev/null')
+  assert not os.path.lexists('/dev/null.parts')
 
 
 def test_a_pipe_cannot_be_two_inputs(go, folder):
@@ -223,34 +184,17 @@ def test_files_of_other_editors_are_read_alike(go, folder, name, flag):
 @pytest.mark.parametrize(('name', 'flag'), INPUTS)
 def test_folders_and_what_is_not_there(go, folder, name, flag):
   (folder / 'inner').mkdir()
-  (folder / 'dangling').symlink_to('nothing')
   before = content(folder)
-  for path in ('inner', 'lost', 'dangling', 'run.trec/lost'):
+  for path in ('inner', 'lost'):
     command_refused(go(name, **{flag: path}), path)
     assert content(folder) == before
 
 
-BAD_IDS = {
-  'empty': '',
-  'a space after': 'x ',
-  'a tab': 'x\ty',
-  'a control character': 'x\x01y',
-}
-
-
 @pytest.mark.parametrize(
-  ('name', 'flag', 'how'),
-  [
-    (name, flag, how)
-    for how in BAD_IDS
-    for name, flag in INPUTS
-    if flag not in ('metrics', 'qrels')
-    # Spaces separate the columns of a run.
-    and not (flag in ('run', 'reranked') and how == 'a space after')
-  ],
+  ('name', 'flag'), [(name, flag) for name, flag in INPUTS if flag not in ('metrics', 'qrels')]
 )
-def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, flag, how):
-  bad = BAD_IDS[how]
+def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, flag):
+  bad = 'x\x01y'  # tests/text has others
   path = folder / f'bad-{COMMANDS[name][1][flag]}'
   if flag in ('run', 'reranked'):
     lines = [*RUN.splitlines()[:-1], f'q3 Q0 {bad} 9 -9.5 tag']
@@ -307,9 +251,9 @@ def test_a_kept_index_is_apart(go, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('grade, header', [('1.0', ''), ('+1', 'q\td\tGrade\n')])
 @pytest.mark.parametrize('name', ['bm25', 'mine', 'evaluate'])
-def test_all_commands_read_the_same_judgements(go, folder, name, grade, header):
+def test_all_commands_read_the_same_judgements(go, folder, name):
+  grade, header = '+1.0', 'q\td\tGrade\n'
   assert go(name)[0] == 0
   whole = (folder / COMMANDS[name][2]).read_bytes()
   judged = f'q1\td1\t{grade}\nq2\td2\t{grade}\nq3\td3\t2.0\n'
@@ -317,5 +261,4 @@ def test_all_commands_read_the_same_judgements(go, folder, name, grade, header):
   assert go(name)[0] == 0
   assert (folder / COMMANDS[name][2]).read_bytes() == whole
   (folder / 'qrels.tsv').write_text(f'{header}{judged}q3\td1\t0.5\n')
-  line = 4 + bool(header)
-  command_refused(go(name), 'qrels.tsv', f'line {line}', '0.5')
+  command_refused(go(name), 'qrels.tsv', 'line 5', '0.5')

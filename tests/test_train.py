@@ -44,15 +44,7 @@ from tests.workdirs import (
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Other recipes differ from these only in data and numbers (tests/test_recipes.py).
-EVERY = (
-  'dptdr.py:local',
-  'dptdr.py:local,lora',
-  'dptdr.py:local,linear',
-  'ft.py:local',
-  'ft.py:msmarco,local',
-  'dptdr.py:msmarco,local',
-  'ft.py:nq,local',
-)
+EVERY = ('dptdr.py:local', 'dptdr.py:local,lora', 'ft.py:local', 'ft.py:nq,local')
 # The others have no dev split: each evaluation compiles the encoder for more lengths.
 EVALUATED = ('dptdr.py:local', 'ft.py:local')
 
@@ -105,13 +97,8 @@ def finished(request, trained, reuse, tmp_path_factory):
     return request.param, trained
   workdir = tmp_path_factory.mktemp('finished') / 'run'
   with devices.one():
-    train.main(
-      [
-        f'--config={ROOT}/configs/{request.param}',
-        f'--workdir={workdir}',
-        *flags_of(request.param, reuse),
-      ]
-    )
+    config = f'--config={ROOT}/configs/{request.param}'
+    train.main([config, f'--workdir={workdir}', *flags_of(request.param, reuse)])
   return request.param, workdir
 
 
@@ -231,18 +218,10 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
 
 
 def child(workdir, *flags):
+  config = f'--config={ROOT}/configs/dptdr.py:local'
+  usual = ('--config.steps=40', '--config.eval.every=15', '--config.prompt.dropout=0.2')
   return subprocess.Popen(
-    [
-      sys.executable,
-      '-m',
-      'dprjax.train',
-      f'--config={ROOT}/configs/dptdr.py:local',
-      f'--workdir={workdir}',
-      '--config.steps=40',
-      '--config.eval.every=15',
-      '--config.prompt.dropout=0.2',
-      *flags,
-    ],
+    [sys.executable, '-m', 'dprjax.train', config, f'--workdir={workdir}', *usual, *flags],
     env=devices.environment(PYTHONPATH=str(ROOT)),
     cwd=workdir.parent,
     stdout=subprocess.DEVNULL,
@@ -294,11 +273,7 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
   result = go('dptdr.py:local', '--config.optim.learning_rate=1e30', '--config.checkpoint.every=1')
   run = tmp_path / 'run'
   assert steps_of(run) == [1]
-  command_refused(
-    result,
-    '2',
-    run / 'checkpoints',
-  )
+  command_refused(result, '2', run / 'checkpoints')
   assert all(np.isfinite(leaf).all() for leaf in trainable_of(run)[1].values())
   queries = {
     json.loads(line)['_id']
@@ -331,17 +306,17 @@ def test_early_stopping_is_remembered(go, tmp_path):
   )
 
 
-@pytest.mark.slow_but_first
-@pytest.mark.parametrize(('ema', 'interpolate'), [(0.4, 1.0), (0.4, 0.75)])
-def test_the_average_equals_numpy(ema, interpolate):
+def test_the_average_equals_numpy():
+  ema, interpolate = 0.4, 0.75
+
   def loss(params, batch, key):
     value = jnp.sum(jnp.square(params['w'] - batch['x']))
     return value, {}
 
   optimizer = optim.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
-  kept = jax.tree.map(jnp.copy, start) if interpolate < 1 else None
-  state = updates.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start), kept)
+  copies = [jax.tree.map(jnp.copy, start) for _ in range(2)]
+  state = updates.State(start, optimizer.init(start), *copies)
   method = methods.Model(None, loss, None, {})
   update = updates.make_update(method, optimizer, [], ema, interpolate)
   begin = average = np.array([0.5, -2.0])
@@ -468,12 +443,8 @@ def test_starts_from_a_text(go, tmp_path):
     encoder.keys_and_values(backbone.config, backbone.params, np.resize(tokens, length)),
     atol=1e-5,
   )
-  for refusal, *more in (
-    ('init_text', '--config.prompt.init_text= '),
-    ('prompt.init_text', '--config.prompt.init_text=json', '--config.prompt.reparam=mlp'),
-    ('init_text', '--config.prompt.init_text=json', '--config.prompt.init_from=p.npz'),
-  ):
-    command_refused(go('dptdr.py:local', *more, workdir='other'), refusal)
+  more = ('--config.prompt.init_text=json', '--config.prompt.init_from=p.npz')
+  command_refused(go('dptdr.py:local', *more, workdir='other'), 'init_text')
 
 
 @pytest.mark.slow
@@ -485,63 +456,37 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
   start = artifact.load_prompt(exporting.export(trained, tmp_path / 'first.npz', force=True))
   start.queries.update(seen.join(start.queries, {'train': seen.hashes(['an earlier query'])}))
   artifact.save_prompt(tmp_path / 'start.npz', start)
-  assert (
-    go(
-      'dptdr.py:local',
-      f'--config.prompt.init_from={tmp_path}/start.npz',
-      '--config.optim.learning_rate=1e-30',
-      '--config.steps=1',
-      '--config.data.dev_split=',
-    )[0]
-    == 0
-  )
-  np.testing.assert_array_equal(
-    trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
-    artifact.load_prompt(tmp_path / 'start.npz').of_side('query')['prefix'],
-  )
-  # Its training queries count as its own, and dev queries among them are told.
-  made = artifact.load_prompt(exporting.export(tmp_path / 'run', tmp_path / 'p.npz', force=True))
-  assert seen.ids([('1', 'An earlier query')], made.queries) == {'train': ['1']}
   status, err = go(
     'dptdr.py:local',
     f'--config.prompt.init_from={tmp_path}/start.npz',
+    '--config.optim.learning_rate=1e-30',
     '--config.steps=1',
     '--config.data.dev_split=',
     '--config.data.hold_out=0.5',
     f'--config.data.token_cache={tmp_path}/tokens',
-    workdir='seen',
   )
   assert status == 0 and named_in(err, 'config.prompt.init_from was trained on')
+  np.testing.assert_array_equal(
+    trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
+    artifact.load_prompt(tmp_path / 'start.npz').of_side('query')['prefix'],
+  )
+  # Its training queries count as its own; that dev queries are among them was told.
+  made = artifact.load_prompt(exporting.export(tmp_path / 'run', tmp_path / 'p.npz', force=True))
+  assert seen.ids([('1', 'An earlier query')], made.queries) == {'train': ['1']}
 
 
 # Bad input.
 
 
-ALONE = [
-  ('dptdr.py', 'dptdr-beir'),
-  ('ft.py:beir', 'ft-beir'),
-  ('topic_dpr.py:dptdr', 'topic_dpr-dptdr'),
-  ('quickstart.py', 'quickstart'),
-]
-# What they name that is missing.
-NEEDING = [
-  ('dptdr.py:msmarco', 'config.data.dir'),
-  ('dptdr.py:nq', 'config.data.dir'),
-  ('condenser.py', 'config.data.dir'),
-  ('rip.py', 'config.data.dir'),
-  ('cross_encoder.py', 'config.data.dir'),
-  ('nir_retriever.py', 'config.tasks.dialogue.data.dir'),
-  ('nir_reranker.py', 'config.tasks.dialogue.data.dir'),
-  ('unm.py', 'dprjax pipeline'),
-]
-
-
-def test_every_config_runs_alone_or_says_what_it_needs():
-  named = {config.partition(':')[0] for config, _ in (*ALONE, *NEEDING)}
-  assert named == {path.name for path in (ROOT / 'configs').glob('*.py')}
-
-
-@pytest.mark.parametrize(('config', 'named'), NEEDING)
+@pytest.mark.parametrize(
+  ('config', 'named'),
+  [
+    ('dptdr.py:msmarco', 'config.data.dir'),
+    ('condenser.py', 'config.data.dir'),
+    ('nir_retriever.py', 'config.tasks.dialogue.data.dir'),
+    ('unm.py', 'dprjax pipeline'),
+  ],
+)
 def test_a_config_alone_says_what_it_needs(config, named, command, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   command_refused(command(train, f'--config={ROOT}/configs/{config}'), named)
@@ -549,18 +494,15 @@ def test_a_config_alone_says_what_it_needs(config, named, command, tmp_path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('config', 'workdir'), ALONE[:1])
-def test_a_config_alone_trains_on_docstrings(
-  config, workdir, command, alone, tmp_path, monkeypatch
-):
+def test_a_config_alone_trains_on_docstrings(command, alone, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(configs, 'EMBEDDED', 'email,http,json,logging,asyncio,unittest,xml')
-  words = [f'--config={ROOT}/configs/{config}', '--config.backbone.path=scratch:tiny']
+  words = [f'--config={ROOT}/configs/dptdr.py', '--config.backbone.path=scratch:tiny']
   words += ['--config.steps=2', '--config.eval.skip_saturated=False']
   for _ in range(2):  # the same words resume it
     status, err = command(train, *words)
-    assert status == 0 and f'--workdir=runs/{workdir}\n' in err and 'docstrings' in err
-  assert (tmp_path / 'runs' / workdir / 'config.json').exists()
+    assert status == 0 and '--workdir=runs/dptdr-beir\n' in err and 'docstrings' in err
+  assert (tmp_path / 'runs' / 'dptdr-beir' / 'config.json').exists()
 
 
 def test_missing_arguments(command, go, tmp_path):
@@ -580,18 +522,13 @@ def test_missing_arguments(command, go, tmp_path):
   'flags, words',
   [
     (['--config.prompt.lenght=3'], ['lenght']),
-    (['--config.batch_size=20'], ['batch_size', '20', '8']),
     (['--config.mesh.data=3'], ['config.mesh', '8']),
-    (['--config.method=dpt'], ['config.method', 'dpt']),
     (["--config.trainable=('promt/.*',)"], ['trainable', 'promt']),
-    (["--config.optim.learning_rate_rules=(('.*', float('nan')),)"], ['learning_rate_rules']),
-    (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
     (
       ['--config.data.passage_max_length=510', '--config.prompt.shift_positions=True'],
       ['config.data.passage_max_length', '508'],
     ),
     (['--config.prompt.init_from=none.npz'], ['none.npz']),
-    (['--config.data.dir=none'], ['none']),
     (['--config.data.train_split=trian'], ['trian']),
     (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),
   ],
@@ -616,27 +553,13 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
     'a' * 64,
     prompt.meta['backbone_sha256'],
   )
-  right = f'--config.prompt.init_from={tmp_path}/right.npz'
-  result = go('dptdr.py:local', right, '--config.prompt.length=3', workdir='other')
-  command_refused(result, 'config.prompt.length')
 
 
 def test_a_workdir_of_another_experiment(command, trained):
   before = files_of(trained)
-  command_refused(
-    command(
-      train,
-      f'--config={ROOT}/configs/dptdr.py:local',
-      f'--workdir={trained}',
-      '--config.seed=7',
-      '--config.optim.clip=2.0',
-    ),
-    'optim.clip',
-    '1.0',
-    '2.0',
-    'seed',
-    '42',
-  )
+  other = ('--config.seed=7', '--config.optim.clip=2.0')
+  flags = (f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={trained}', *other)
+  command_refused(command(train, *flags), 'optim.clip', '1.0', '2.0', 'seed', '42')
   assert files_of(trained) == before
 
 
@@ -657,28 +580,18 @@ def folders(trained, prompt, tmp_path):
   [
     ('model', '--config.backbone.path'),
     ('model/run', '--config.backbone.path'),
-    ('text', '--config.data.dir'),
     ('text/qrels', '--config.data.dir'),
     ('.', '--workdir'),
     ('other', 'other'),
     ('theirs', 'theirs'),
-    ('theirs/config.json', '--workdir'),
   ],
 )
 def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, message):
   monkeypatch.chdir(folders)
   before = files_of(folders)
-  command_refused(
-    command(
-      train,
-      f'--config={ROOT}/configs/dptdr.py:local',
-      f'--workdir={workdir}',
-      '--config.backbone.path=model',
-      '--config.data.format=beir',
-      '--config.data.dir=text',
-    ),
-    message,
-  )
+  flags = ('--config.backbone.path=model', '--config.data.format=beir', '--config.data.dir=text')
+  config = f'--config={ROOT}/configs/dptdr.py:local'
+  command_refused(command(train, config, f'--workdir={workdir}', *flags), message)
   assert files_of(folders) == before
 
 
@@ -733,24 +646,18 @@ def write_found(folder, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'recipe, flags',
-  [('beir,query', ['--config.data.hold_out=0.3']), ('beir,both', ['--config.eval.choose=False'])],
-)
-def test_nothing_is_trained_where_nothing_is_left_to_gain(
-  command, trained, tmp_path, recipe, flags
-):
+def test_nothing_is_trained_where_nothing_is_left_to_gain(command, trained, tmp_path):
   from dprjax import export
 
   write_found(tmp_path / 'text', 40)
   run = tmp_path / 'run'
   flags = [
-    f'--config={ROOT}/configs/dptdr.py:{recipe}',
+    f'--config={ROOT}/configs/dptdr.py:beir,query',
     f'--workdir={run}',
     f'--config.backbone.path={trained}/backbone',
     f'--config.data.dir={tmp_path}/text',
     '--config.steps=1',
-    *flags,
+    '--config.data.hold_out=0.3',
   ]
   status, err = command(train, *flags)
   assert status == 0
@@ -760,16 +667,11 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
   assert not list(run.rglob('checkpoints'))
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
   command_refused((status, err), '--config.eval.skip_saturated=False')
-  # A folder gets the frozen encoder, as the last lines say, but not without a choice.
+  # A folder gets the frozen encoder, as the last lines say.
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/mine')
-  if recipe == 'beir,both':
-    assert lines[-1] == why and not (tmp_path / 'mine').exists()
-    command_refused((status, err), '--config.eval.skip_saturated=False')
-  else:
-    assert lines[-3] == f'  dprjax export --workdir={run} --out=run' and status == 0
-    parts = folder.read(tmp_path / 'mine')
-    assert parts.prompt is None and parts.backbone == str(trained / 'backbone')
-  if recipe == 'beir,query':
-    status, err = command(train, *flags, '--config.eval.skip_saturated=False')
-    assert status == 0 and 'one at step 1' in err and not (run / 'saturated.json').exists()
-    assert steps_of(run) == [1]
+  assert lines[-3] == f'  dprjax export --workdir={run} --out=run' and status == 0
+  parts = folder.read(tmp_path / 'mine')
+  assert parts.prompt is None and parts.backbone == str(trained / 'backbone')
+  status, err = command(train, *flags, '--config.eval.skip_saturated=False')
+  assert status == 0 and 'one at step 1' in err and not (run / 'saturated.json').exists()
+  assert steps_of(run) == [1]

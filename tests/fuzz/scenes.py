@@ -1,5 +1,6 @@
 """A sound call of every command, with its inputs in a folder that can be copied and harmed."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 WORDS = ('json', 'decodes', 'a', 'string', 'http', 'server', 'sends', 'xml', 'tree', 'error')
-ROOT = pathlib.Path(__file__).parent.parent.parent
 NEIGHBOUR = 'somebody else wrote this\n'
 
 
@@ -87,9 +87,9 @@ def write_embeddings(folder: pathlib.Path) -> None:
   }
   # Later versions of the format record more.
   made |= {
-    name: {str: 'x', bool: False}.get(field.type)
-    for name, field in _fields(Meta).items()
-    if name not in made
+    field.name: {str: 'x', bool: False}.get(field.type)
+    for field in dataclasses.fields(Meta)
+    if field.name not in made
   }
   for side, count in (('passage', 40), ('query', 8)):
     ids = [f'{"dq"[side == "query"]}{number}' for number in range(count)]
@@ -100,12 +100,6 @@ def write_embeddings(folder: pathlib.Path) -> None:
     writer.finish()
 
 
-def _fields(cls: type) -> dict[str, object]:
-  import dataclasses
-
-  return {field.name: field for field in dataclasses.fields(cls)}
-
-
 def build(folder: pathlib.Path) -> dict[str, Scene]:
   """Fills ``folder`` with the inputs of the scenes without a model; returns them by name.
 
@@ -114,16 +108,13 @@ def build(folder: pathlib.Path) -> dict[str, Scene]:
   data = folder / 'in'
   write_texts(data)
   write_embeddings(data / 'embeddings')
-  (data / 'metrics.json').write_text(
-    json.dumps(
-      {
-        'mean': {'nDCG@10': 0.5},
-        'per_query': {'nDCG@10': {f'q{i}': i / 8 for i in range(8)}},
-        'counts': {'queries_with_own_id': 0},
-        'settings': {'drop_same_id': False},
-      }
-    )
-  )
+  metrics = {
+    'mean': {'nDCG@10': 0.5},
+    'per_query': {'nDCG@10': {f'q{i}': i / 8 for i in range(8)}},
+    'counts': {'queries_with_own_id': 0},
+    'settings': {'drop_same_id': False},
+  }
+  (data / 'metrics.json').write_text(json.dumps(metrics))
   (folder / 'out').mkdir()
   (folder / 'out' / 'neighbour').write_text(NEIGHBOUR)
   shards = tuple(
@@ -131,117 +122,51 @@ def build(folder: pathlib.Path) -> dict[str, Scene]:
     for side in ('passage', 'query')
     for path in sorted((data / 'embeddings' / side).iterdir())
   )
-  texts = ('in/corpus.jsonl', 'in/queries.jsonl', 'in/qrels/test.tsv')
-  scenes = (
-    Scene(
+  lines = (
+    (
       'evaluate',
-      (
-        'evaluate',
-        '--run=in/a.trec',
-        '--qrels=in/qrels/test.tsv',
-        '--corpus=in/corpus.tsv',
-        '--out=out/metrics.json',
-      ),
-      ('in/a.trec', 'in/qrels/test.tsv', 'in/corpus.tsv'),
-      (),
-      ('out/metrics.json',),
+      '--run=in/a.trec --qrels=in/qrels/test.tsv --corpus=in/corpus.tsv',
+      'metrics.json',
     ),
-    Scene(
+    (
       'bm25',
-      (
-        'bm25',
-        '--corpus=in/corpus.jsonl',
-        '--queries=in/queries.tsv',
-        '--qrels=in/qrels/test.tsv',
-        '--out=out/run.trec',
-        '--k=5',
-        '--k1=1.2',
-        '--b=0.7',
-      ),
-      ('in/corpus.jsonl', 'in/queries.tsv', 'in/qrels/test.tsv'),
-      (),
-      ('out/run.trec', 'out/run.trec.json'),
+      '--corpus=in/corpus.jsonl --queries=in/queries.tsv --qrels=in/qrels/test.tsv --k=5 --k1=1.2'
+      ' --b=0.7',
+      'run.trec run.trec.json',
     ),
-    Scene(
+    (
       'fuse',
-      (
-        'fuse',
-        '--run=bm25=in/a.trec',
-        '--run=dense=in/b.trec',
-        '--method=learned',
-        '--qrels=in/qrels/test.tsv',
-        '--out=out/run.trec',
-      ),
-      ('in/a.trec', 'in/b.trec', 'in/qrels/test.tsv'),
-      (),
-      ('out/run.trec', 'out/run.trec.json', 'out/run.trec.fusion.json'),
+      '--run=bm25=in/a.trec --run=dense=in/b.trec --method=learned --qrels=in/qrels/test.tsv',
+      'run.trec run.trec.json run.trec.fusion.json',
     ),
-    Scene(
+    (
       'mine',
-      (
-        'mine',
-        '--queries=in/queries.jsonl',
-        '--corpus=in/corpus.jsonl',
-        '--qrels=in/qrels/test.tsv',
-        '--run=in/a.trec',
-        '--run=in/b.trec',
-        '--reranked=in/b.trec',
-        '--threshold=0.9999',
-        '--depth=8',
-        '--sample=4',
-        '--seed=1',
-        '--out=out/train.jsonl',
-      ),
-      (*texts, 'in/a.trec', 'in/b.trec'),
-      (),
-      ('out/train.jsonl', 'out/train.jsonl.json'),
+      '--queries=in/queries.jsonl --corpus=in/corpus.jsonl --qrels=in/qrels/test.tsv'
+      ' --run=in/a.trec --run=in/b.trec --reranked=in/b.trec --threshold=0.9999 --depth=8'
+      ' --sample=4 --seed=1',
+      'train.jsonl train.jsonl.json',
     ),
-    Scene(
-      'report',
-      ('report', '--metrics=A=in/metrics.json', '--metrics=B=in/metrics.json', '--out=out/r.md'),
-      ('in/metrics.json',),
-      (),
-      ('out/r.md',),
-    ),
-    Scene(
-      'papers',
-      ('papers', '--input=in/papers.jsonl', '--dev=3', '--test=4', '--out=out/papers'),
-      ('in/papers.jsonl',),
-      (),
-      ('out/papers',),
-    ),
-    Scene(
+    ('report', '--metrics=A=in/metrics.json --metrics=B=in/metrics.json', 'r.md'),
+    ('papers', '--input=in/papers.jsonl --dev=3 --test=4', 'papers'),
+    (
       'topics',
-      (
-        'topics',
-        '--input=in/corpus.jsonl',
-        '--topics=2',
-        '--sweeps=3',
-        '--seed=1',
-        '--eta=0.2',
-        '--min_documents=3',
-        '--out=out/topics.npz',
-      ),
-      ('in/corpus.jsonl',),
-      (),
-      ('out/topics.npz', 'out/topics.npz.json'),
-    ),
-    Scene(
-      'search',
-      (
-        'search',
-        '--corpus=in/embeddings/passage',
-        '--queries=in/embeddings/query',
-        '--index=exact',
-        '--k=5',
-        '--out=out/run.trec',
-      ),
-      shards,
-      shards,
-      ('out/run.trec', 'out/run.trec.json'),
+      '--input=in/corpus.jsonl --topics=2 --sweeps=3 --seed=1 --eta=0.2 --min_documents=3',
+      'topics.npz topics.npz.json',
     ),
   )
-  return {scene.name: scene for scene in scenes}
+  scenes = {name: _scene(name, line, out) for name, line, out in lines}
+  vectors = '--corpus=in/embeddings/passage --queries=in/embeddings/query --index=exact --k=5'
+  search = _scene('search', vectors, 'run.trec run.trec.json')
+  return scenes | {'search': search._replace(files=shards, kept=shards)}
+
+
+def _scene(name: str, line: str, out: str, command: str = '') -> Scene:
+  """A scene of the flags in a line, which name its inputs, and of its files below ``out``."""
+  outs = tuple(f'out/{one}' for one in out.split())
+  flags = line.split()
+  inputs = (flag.rpartition('=')[2] for flag in flags)
+  files = tuple(dict.fromkeys(one for one in inputs if one.startswith('in/')))
+  return Scene(name, (command or name, *flags, f'--out={outs[0]}'), files, (), outs)
 
 
 def add_models(
@@ -283,82 +208,51 @@ def add_models(
     for path in sorted((data / 'workdir' / 'checkpoints' / str(latest)).rglob('*'))
     if path.is_file()
   )
+  texts = ('in/queries.jsonl', 'in/prompt.npz')
+  weights = ('model.safetensors', 'tokenizer.json', 'vocab.txt')
+  encode = _scene(
+    'encode',
+    '--backbone=in/backbone --prompt=in/prompt.npz --side=query --input=in/queries.jsonl'
+    ' --max_length=8 --batch_size=8 --shard_rows=4',
+    'queries',
+  )
+  retriever = _scene(
+    'retriever',
+    '--retriever=in/retriever --queries=in/queries.jsonl --k=5',
+    'run.trec run.trec.json',
+    'search',
+  )
+  rerank = _scene(
+    'rerank',
+    '--backbone=in/reranker --run=in/a.trec --queries=in/queries.jsonl --corpus=in/corpus.jsonl'
+    ' --depth=3 --max_length=16 --batch_size=8 --shard_pairs=8',
+    'run.trec run.trec.json',
+  )
+  export = _scene('export', f'--force --workdir=in/workdir --step={latest}', 'prompt.npz')
+  convert = _scene(
+    'convert',
+    '--from=in/prompt.npz --backbone=in/backbone --format=npz --card=true',
+    'model',
+    'export',
+  )
+  trained = tuple(f'in/workdir/{name.removeprefix("in/")}' for name in models['backbone'])
   scenes = (
-    Scene(
-      'encode',
-      (
-        'encode',
-        '--backbone=in/backbone',
-        '--prompt=in/prompt.npz',
-        '--side=query',
-        '--input=in/queries.jsonl',
-        '--max_length=8',
-        '--batch_size=8',
-        '--shard_rows=4',
-        '--out=out/queries',
-      ),
-      ('in/queries.jsonl', 'in/prompt.npz', *models['backbone']),
-      tuple(
-        name
-        for name in models['backbone']
-        if name.endswith(('model.safetensors', 'tokenizer.json', 'vocab.txt'))
-      ),
-      ('out/queries',),
+    encode._replace(
+      files=(*texts, *models['backbone']),
+      kept=tuple(name for name in models['backbone'] if name.endswith(weights)),
       keeps=True,
     ),
-    Scene(
-      'retriever',
-      (
-        *('search', '--retriever=in/retriever', '--queries=in/queries.jsonl', '--k=5'),
-        '--out=out/run.trec',
-      ),
-      ('in/queries.jsonl', *searched),
-      tuple(name for name in searched if '/vectors/' in name or name.endswith('.npz')),
-      ('out/run.trec', 'out/run.trec.json'),
+    retriever._replace(
+      files=('in/queries.jsonl', *searched),
+      kept=tuple(name for name in searched if '/vectors/' in name or name.endswith('.npz')),
     ),
-    Scene(
-      'rerank',
-      (
-        'rerank',
-        '--backbone=in/reranker',
-        '--run=in/a.trec',
-        '--queries=in/queries.jsonl',
-        '--corpus=in/corpus.jsonl',
-        '--depth=3',
-        '--max_length=16',
-        '--batch_size=8',
-        '--shard_pairs=8',
-        '--out=out/run.trec',
-      ),
-      ('in/corpus.jsonl', 'in/queries.jsonl', 'in/a.trec', *models['reranker']),
-      (),
-      ('out/run.trec', 'out/run.trec.json'),
-      keeps=True,
+    rerank._replace(
+      files=('in/corpus.jsonl', 'in/queries.jsonl', 'in/a.trec', *models['reranker']), keeps=True
     ),
-    Scene(
-      'export',
-      ('export', '--force', '--workdir=in/workdir', f'--step={latest}', '--out=out/prompt.npz'),
-      (
-        'in/workdir/config.json',
-        *steps,
-        *(f'in/workdir/{name.removeprefix("in/")}' for name in models['backbone']),
-      ),
-      steps,
-      ('out/prompt.npz',),
-    ),
-    Scene(
-      'convert',
-      (
-        'export',
-        '--from=in/prompt.npz',
-        '--backbone=in/backbone',
-        '--format=npz',
-        '--card=true',
-        '--out=out/model',
-      ),
-      ('in/prompt.npz', *models['backbone']),
-      tuple(name for name in models['backbone'] if name.endswith('model.safetensors')),
-      ('out/model',),
+    export._replace(files=('in/workdir/config.json', *steps, *trained), kept=steps),
+    convert._replace(
+      files=('in/prompt.npz', *models['backbone']),
+      kept=tuple(name for name in models['backbone'] if name.endswith('model.safetensors')),
     ),
   )
   return {scene.name: scene for scene in scenes}
@@ -367,43 +261,23 @@ def add_models(
 def more(scenes: dict[str, Scene]) -> dict[str, Scene]:
   """Scenes that take seconds: only killed, not harmed."""
   search = scenes['search']
-  flags = tuple(word for word in search.argv[1:] if not word.startswith('--index='))
-  kept = ('--index=scann', '--index_dir=out/index')
-  config = f'--config={ROOT}/configs/dptdr.py:local'
+  flags = tuple(word for word in search.argv if not word.startswith('--index='))
+  vectors = '--uri=milvus:out/index.db --queries=in/embeddings/query --k=5 --out=out/run.trec'
+  index = ('index', '--uri=milvus:out/index.db', '--upsert=in/embeddings/passage')
+  bm25 = scenes['bm25']
   extra = (
-    search._replace(name='scann', argv=('search', *flags, *kept), keeps=True),
-    scenes['bm25']._replace(
-      name='kept_bm25', argv=(*scenes['bm25'].argv, '--index_dir=out/index'), keeps=True
+    search._replace(
+      name='scann', argv=(*flags, '--index=scann', '--index_dir=out/index'), keeps=True
     ),
+    bm25._replace(name='kept_bm25', argv=(*bm25.argv, '--index_dir=out/index'), keeps=True),
     Scene(
       'index',
-      ('index', '--uri=milvus:out/index.db', '--upsert=in/embeddings/passage'),
+      index,
       search.files,
       (),
       ('out/run.trec',),
       keeps=True,
-      then=(
-        (
-          'search',
-          '--uri=milvus:out/index.db',
-          '--queries=in/embeddings/query',
-          '--k=5',
-          '--out=out/run.trec',
-        ),
-      ),
-    ),
-    Scene(
-      'train',
-      # Without evaluations, which take two thirds of the time; tests/test_train.py kills in those.
-      (
-        *('train', config, '--workdir=out/run', '--config.data.dev_split='),
-        *('--config.steps=3', '--config.checkpoint.every=1'),
-      ),
-      (),
-      (),
-      ('out/prompt.npz',),
-      keeps=True,
-      then=(('export', '--force', '--workdir=out/run', '--step=3', '--out=out/prompt.npz'),),
+      then=(('search', *vectors.split()),),
     ),
   )
   return {scene.name: scene for scene in extra}

@@ -1,11 +1,8 @@
 """launch/*.yaml: starting, saving and restarting, and published schemas.
 
-The Jobs are checked against Kubernetes' schema. If DPRJAX_JOBSET_CRD names the file of JobSet's
-schema (from config/components/crd/bases/ of its repository), the whole files are checked against
-that.
+The Jobs are checked against Kubernetes' schema.
 """
 
-import os
 import pathlib
 import re
 
@@ -138,35 +135,6 @@ def test_the_job_is_one_of_kubernetes(path):
   job['template']['spec']['terminationGracePeriod'] = 1
   with pytest.raises(kubernetes_validate.ValidationError):
     kubernetes_validate.validate(document, '1.37', strict=True)
-
-
-@by_name
-def test_the_whole_is_one_of_jobset(path):
-  if not (crd := os.environ.get('DPRJAX_JOBSET_CRD')):
-    pytest.skip("DPRJAX_JOBSET_CRD does not name the file of JobSet's schema")
-  jsonschema = pytest.importorskip('jsonschema', reason='pip install jsonschema')
-  [version] = yaml.safe_load(pathlib.Path(crd).read_text())['spec']['versions']
-  schema = strict(version['schema']['openAPIV3Schema'])
-  jobset, _, _ = load(path)
-  assert version['name'] == jobset['apiVersion'].split('/')[1]
-  assert [
-    f'{error.json_path}: {error.message}'
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(jobset)
-  ] == []
-
-
-def strict(schema):
-  """An OpenAPI schema of Kubernetes as a JSON schema that takes no key it does not know."""
-  if isinstance(schema, list):
-    return [strict(part) for part in schema]
-  if not isinstance(schema, dict):
-    return schema
-  made = {key: strict(part) for key, part in schema.items()}
-  if made.get('x-kubernetes-int-or-string') is True:
-    return {'type': ['integer', 'string']}
-  if isinstance(made.get('properties'), dict) and 'additionalProperties' not in made:
-    made['additionalProperties'] = False
-  return made
 
 
 def test_an_indexed_job_encodes_a_part_a_pod():

@@ -172,18 +172,8 @@ def test_what_the_container_file_copies_is_enough_for_the_package(tmp_path):
         shutil.copy(ROOT / name, to)
   [install] = re.findall(r"^RUN pip install .*? -c (\S+) '\.\[(\w+)\]'", text, re.MULTILINE)
   assert (tmp_path / install[0]).is_file() and install[1] == 'serve'
-  build = [
-    sys.executable,
-    '-m',
-    'pip',
-    'wheel',
-    '--no-deps',
-    '--no-build-isolation',
-    '-w',
-    'out',
-    '.',
-  ]
-  subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
+  pip = [sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w', 'out']
+  subprocess.run([*pip, '.'], cwd=tmp_path, check=True, capture_output=True)
   [wheel] = (tmp_path / 'out').iterdir()
   names = zipfile.ZipFile(wheel).namelist()
   assert 'dprjax/serve.py' in names and 'dprjax/training/launch/serve/kubernetes.yaml' in names

