@@ -94,7 +94,9 @@ def fill_folder(
     for shard, part in _parts(texts, own, survey, source):
       if vectors is None:
         given, before = [text.text for text in part], encoder.truncated[side]
-        made = encoder.encode(given, side, progress, topic=_topics_of(numbers, shard))
+        made = encoder.encode(
+          given, side, progress, topic=_topics(numbers, range(shard.start, shard.stop))
+        )
         cut = encoder.truncated[side] - before
       else:
         made = vectors(slice(shard.start, shard.stop))
@@ -156,12 +158,11 @@ def _parts(
     yield shard, part
 
 
-def _topics_of(numbers: Sequence[int] | int | None, shard: manifest.Shard) -> list[int] | None:
-  if numbers is None:
-    return None
-  if isinstance(numbers, int):
-    return [numbers] * (shard.stop - shard.start)
-  return list(numbers[shard.start : shard.stop])
+def _topics(
+  numbers: Sequence[int] | int | None, places: Iterable[int]
+) -> Sequence[int] | int | None:
+  """The topics of the texts at these places."""
+  return numbers if numbers is None or isinstance(numbers, int) else [numbers[i] for i in places]
 
 
 def _calibrate(
@@ -178,9 +179,7 @@ def _calibrate(
   chosen = set(places.tolist())
   sample = [text.text for place, text in enumerate(texts) if place in chosen]
   before = encoder.truncated[side]
-  own = topics if topics is None or isinstance(topics, int) else [topics[i] for i in places]
-  topic = [own] * len(sample) if isinstance(own, int) else own
-  writer.calibrate(encoder.encode(sample, side, topic=topic))
+  writer.calibrate(encoder.encode(sample, side, topic=_topics(topics, places)))
   encoder.truncated[side] = before  # they are encoded again later
 
 
