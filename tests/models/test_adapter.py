@@ -10,7 +10,7 @@ from dprjax.base import extensions
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, encoder, encoder_config
+from dprjax.models import artifact, encoder
 from dprjax.models.adapter import Several, allocate, pad, stack, write
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.text import tokenizing
@@ -197,25 +197,3 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   finally:
     engine.close()
   np.testing.assert_allclose(served, alone, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_examples_have_masks_of_their_own(small):
-  """The encoder applies per-example dropout to a kind that knows nothing of it."""
-  config, params = small
-  bias = jnp.ones((config.num_layers, config.hidden_size), jnp.float32)
-  masks = np.asarray(Bias(bias).drop_examples(0.5, jax.random.key(0), 3).bias)
-  assert masks.shape == (config.num_layers, 3, config.hidden_size)
-  assert set(masks.ravel()) == {0, 2} and (masks[:, 0] != masks[:, 1]).any()
-  tokens = jnp.tile(jnp.arange(1, 7, dtype=jnp.int32), (3, 1))
-  options = encoder_config.EncoderOptions(dropout=0.0, prompt_dropout=0.5)
-  found = encode_tokens(
-    config,
-    params,
-    tokens,
-    tokens > 0,
-    adapter=Bias(bias),
-    options=options,
-    dropout_key=jax.random.key(1),
-  )
-  assert (found[0] != found[1]).any() and (found[1] != found[2]).any()
