@@ -106,7 +106,7 @@ class DevRanking:
     tokenizer: Tokenizer,
     wanted: Sequence[str],
     number: int | None = None,
-    known: DiskVectors | None = None,
+    known: 'DiskVectors | None' = None,
   ):
     """Opens the dev split or, with folds, all training queries.
 
