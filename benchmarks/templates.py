@@ -15,6 +15,7 @@ benchmarks/results/templates-DEVICE.json.
 """
 
 import argparse
+import types
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ import timing
 from dprjax.models import encoder, hub
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import task_templates
-from dprjax.papers.nir_prompt.task_templates import Spec, Specials, TaskTemplates
+from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from dprjax.text.vector_spec import VectorSpec
 
@@ -43,10 +44,10 @@ def main() -> None:
   lengths = {f'query/{name}': args.prompt for name in ('P1', 'P2')}
   templates = TaskTemplates.make(
     [Spec({'query': FORM}, {}, lengths)] * args.tasks,
-    Specials((1,), (2,), (2,), 3),
-    lambda texts: {},
+    types.SimpleNamespace(
+      opening=(1,), closing=(2,), mask_id=3, pad_id=MODEL.pad_token_id, encode_bare=lambda _: {}
+    ),
     MODEL.vocab_size,
-    MODEL.pad_token_id,
   )
   around = 2  # special tokens of a single text
   longer = args.tokens - around + templates.extra('query')

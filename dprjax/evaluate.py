@@ -104,6 +104,10 @@ def _command(args: Flags) -> None:
   if len(runs) > 1 and args.out:
     raise InputError(f'--out={args.out} takes the metrics of one run')
   inputs = {'--run': paths, **flags.paths(args, 'qrels', 'answers', 'corpus', 'queries')}
+  pipes = [path for path in (*paths, args.qrels, args.answers, args.corpus, args.queries) if path]
+  pipes = [path for path in pipes if files.is_special(path)]
+  if len({*pipes}) < len(pipes):
+    raise InputError(f'{pipes[0]} is a pipe and can be read only once; write it to a file first')
   with outputs.claim(args.out, inputs, endings=('',)):
     _measure(args, runs)
 

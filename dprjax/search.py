@@ -42,7 +42,6 @@ from dprjax.base.flags import flag
 from dprjax.encoding import embeddings
 from dprjax.retrieval import scann, searching
 from dprjax.text import trec
-from dprjax.text.texts import read_several
 
 
 def _setting(text: str) -> tuple[str, float]:
@@ -181,6 +180,7 @@ def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, 
   with cli.loading():
     from dprjax.retrieval import folder
     from dprjax.retrieval.retriever import Retriever
+    from dprjax.text.texts import read_several
   folder.check_index(retriever, '--retriever')
   found = Retriever.load(retriever)
   texts = read_several(args.queries, 'query')
@@ -216,6 +216,7 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     with cli.loading():
       from dprjax.encoding import folders
       from dprjax.retrieval import folder
+      from dprjax.text.texts import read_several
     texts = read_several(args.queries, 'query')
     parts, encoder = folder.load_encoder(args.retriever)
     vectors = encoder.encode(texts.values(), 'query')

@@ -38,9 +38,11 @@ import mining
 import systems
 import trials
 from dprjax.base import files
+from dprjax.models import artifact
 from dprjax.retrieval import measures
 from dprjax.text import seen, trec
 from dprjax.text.qrels import read_qrels, write_qrels
+from dprjax.text.texts import read_texts
 from dprjax.training import exporting
 
 SETS = {
@@ -303,7 +305,10 @@ class Experiment(adapted.Runs):
       trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
     first, reranked = trec.read_run(words).top(JUDGED), trec.read_run(out)
     if new:
-      known = {*seen.of_run(self.first(name))['train']}
+      self.first(name)
+      prompt = artifact.load_prompt(self.out / 'mined' / f'{name}-first.npz')
+      texts = ((query.id, query.text) for query in read_texts(folder / 'queries.jsonl', 'query'))
+      known = {*seen.ids(texts, prompt.queries)['train']}
       qrels = {query: judged for query, judged in qrels.items() if query not in known}
     teacher = {query: dict(ranked) for query, ranked in trec.read_run(self.fused(name))}
     fused = [teacher[query][passage] for query, ranked in first for passage, _ in ranked]

@@ -3,8 +3,45 @@
 import shutil
 
 import numpy as np
+import pytest
 
+from dprjax import export, train
 from dprjax.training import checkpoint
+
+
+def train_small(command, trained, backbone, workdir, *more, steps=4):
+  """Trains a backbone on the small data, with a checkpoint every two updates."""
+  return command(
+    train,
+    f'--config={train.__file__.replace("dprjax/train.py", "configs/dptdr.py")}:local',
+    f'--workdir={workdir}',
+    f'--config.backbone.path={backbone}',
+    f'--config.data.dir={trained}/data',
+    '--config.data.format=beir',
+    *(f'--config.steps={steps}', '--config.checkpoint.every=2', f'--config.eval.every={steps}'),
+    *more,
+  )
+
+
+def export_to(command, workdir, out):
+  out.parent.mkdir(exist_ok=True)
+  status, log = command(export, f'--workdir={workdir}', f'--out={out}', '--force')
+  assert status == 0, log
+
+
+def served(backbone, prompt, side, texts):
+  """The vectors of texts under a prompt, by a server with the prompts of its folder."""
+  pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+  from dprjax.serving.engine import Engine
+  from dprjax.serving.options import ServerOptions
+
+  options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
+  engine = Engine(backbone, prompt.parent, options=options)
+  try:
+    engine.ready.result(60)
+    return engine.submit(prompt.stem, side, texts).result(60)
+  finally:
+    engine.close()
 
 
 def train_and_resume(run, folder):

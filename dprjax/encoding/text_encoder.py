@@ -344,50 +344,42 @@ class Encoder:
     return [name for name in names if name is not None]
 
   def _group(self, side: str, names: list[str], backbone: Any) -> _Group:
-    if _is_template(self.bank[names[0]]):
-      return self._group_in_texts(side, names, backbone)
-    config = self.backbones[side].config
+    whole = self.backbones[side]
+    row_bytes = encoder_row_bytes(whole.config)
     numbers: dict[str, int] = {}
-    adapters: list[Adapter | None] = []
     of_rows: list[VectorSpec] = []
+    adapters: list[Adapter | None] = []
+    prompts: list[artifact.Prompt] = []
     for name in names:
-      prompt, spec = self.bank[name]
-      own = [None] if prompt is None else prompt.adapters(side)
-      numbers[name] = len(adapters)
+      prompt, spec = entry = self.bank[name]
+      own: list[Adapter | None] = [None]
+      if prompt is not None and _is_template(entry):
+        prompts.append(prompt)
+      elif prompt is not None:
+        own = prompt.adapters(side)
+      numbers[name] = len(of_rows)
       adapters += own
       of_rows += [spec] * len(own)
-    # No adapter is faster than an empty one, and a single one is faster than a bank.
-    adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
-    embed = _embed_fn(config, tuple(of_rows), self._options)
-    max_length = max(one.max_length(side) for one in of_rows)
+    embed: EmbedFn
+    if prompts:
+      in_texts = prompts[0].kind.in_texts
+      assert in_texts is not None
+      made = in_texts(prompts, of_rows, side, self.tokenizer, whole, self._options)
+      embed, adapter = made.embed, made.adapter
+    else:
+      made = None
+      embed = _embed_fn(whole.config, tuple(of_rows), self._options)
+      # No adapter is faster than an empty one, and a single one is faster than a bank.
+      adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
     embedder = Embedder(
       embed,
       self.mesh,
       self._batch_size,
-      max_length,
-      self.tokenizer.pad_id,
-      encoder_row_bytes(config),
-    )
-    return _Group(numbers, len(adapters), embedder, (backbone, place(self.mesh, adapter)))
-
-  def _group_in_texts(self, side: str, names: list[str], backbone: Any) -> _Group:
-    entries = [self.bank[name] for name in names]
-    prompts = [prompt for prompt, _ in entries if prompt is not None]
-    of_rows = [spec for _, spec in entries]
-    whole, kind = self.backbones[side], prompts[0].kind
-    assert kind.in_texts is not None
-    made = kind.in_texts(prompts, of_rows, side, self.tokenizer, whole, self._options)
-    row_bytes = encoder_row_bytes(whole.config)
-    embedder = Embedder(
-      made.embed,
-      self.mesh,
-      self._batch_size,
       max(one.max_length(side) for one in of_rows),
       self.tokenizer.pad_id,
-      lambda length: row_bytes(made.length(length)),
+      row_bytes if made is None else lambda length: row_bytes(made.length(length)),
     )
-    numbers = {name: place for place, name in enumerate(names)}
-    return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, made.adapter)))
+    return _Group(numbers, len(of_rows), embedder, (backbone, place(self.mesh, adapter)))
 
 
 def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:

@@ -9,7 +9,6 @@
 | arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
 | table | columns such as query, positive, negative or label, by their names (`USUAL`) |
 | ids | a table with ids of a corpus: columns such as query, positive_id, negative or label |
-| labels | columns text and label: see `read_labels` |
 
 DPR passages are `{title, text, passage_id}`, Tevatron passages `{docid, title, text}`. Mining adds
 `retriever`, `rank`, `score` and `sources` to Tevatron negatives. FlagEmbedding calls the text
@@ -35,7 +34,7 @@ from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.text import records
 from dprjax.text.fields import Id, check_id
-from dprjax.text.texts import Passage, Query, Text
+from dprjax.text.texts import Passage, Query
 
 UNDENOISED, DENOISED = MINED_SOURCES = ('undenoised', 'denoised')  # DPTDR section 3.3
 
@@ -159,7 +158,6 @@ USUAL = {
 }
 """The usual column names of a table, in lower case; the first that exists counts."""
 
-USUAL_LABELS = {'text': ('text', 'sentence'), 'label': ('label', 'labels', 'label_id', 'category')}
 
 _TABLES = ('csv', 'tsv')  # values are never lists
 _NUMBERED = re.compile(r'(?:hard_)?neg(?:ative)?_\d{1,3}')
@@ -288,42 +286,10 @@ def _grade(value: Any, where: str, name: str) -> int:
   return int(number)
 
 
-def read_labels(
-  path: epath.Path, columns: Mapping[str, str] | None = None
-) -> tuple[list[tuple[str, Text]], list[tuple[str, Text]]]:
-  """Queries and passages from a table of texts with labels, each with its label.
-
-  A hash of the text makes half of the texts queries and half passages. Passages with the label of a
-  query are relevant to it. A repeated text counts once, with its first label.
-  """
-  by_digest: dict[str, tuple[str, Text]] = {}
-  roles: dict[str, str] = {}
-  for row in records.read(path, 'data file'):
-    if not roles:
-      names, usual = list(row.values), USUAL_LABELS
-      roles = records.find_roles(names, usual, columns or {}, str(path), ('text',), [*usual])
-    text = records.text_of(row.values[roles['text']], row.where, roles['text']).strip()
-    label = row.values[roles['label']]
-    if label is None or str(label) == '':
-      raise InputError(f'{row.where}: no {roles["label"]}')
-    if text:
-      digest = digest_of(text)
-      by_digest.setdefault(digest, (str(label), Text(f'text-{digest}', text)))
-  sides = [int(digest, 16) % 2 for digest in by_digest]
-  queries, passages = (
-    [one for one, own in zip(by_digest.values(), sides, strict=True) if own == side]
-    for side in (0, 1)
-  )
-  return queries, passages
-
-
 def read_passages(
   format: str, path: epath.Path, columns: Mapping[str, str] | None = None
 ) -> Iterator[tuple[int, Passage]]:
   """Yields (number, passage) of the passages in examples, each where it first occurs."""
-  if format == 'labels':
-    yield from enumerate((passage for _, passage in read_labels(path, columns)[1]), 1)
-    return
   seen: set[str] = set()
   for number, example in read_examples(format, path, columns):
     for passage in (*example.positives, *(passage for passage, _ in example.negatives)):
@@ -336,22 +302,18 @@ def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) ->
   """The format of a file, by the keys of its first record."""
   names = records.names_of(path, 'data file')
   chosen = columns or {}
-  if not {'query', 'positive', 'text'} & chosen.keys() and records.ending_of(path) not in _TABLES:
+  if not {'query', 'positive'} & chosen.keys() and records.ending_of(path) not in _TABLES:
     for format, (_, _, key) in _FORMATS.items():
       if key in names:
         return format
-  for format, usual, needed in (
-    ('table', USUAL, ('query', 'positive')),
-    ('labels', USUAL_LABELS, ('text', 'label')),
-  ):
-    own = {role: name for role, name in chosen.items() if role in usual}
-    if set(needed) <= records.find_roles(names, usual, own, str(path)).keys():
-      return format
+  own = {role: name for role, name in chosen.items() if role in USUAL}
+  if {'query', 'positive'} <= records.find_roles(names, USUAL, own, str(path)).keys():
+    return 'table'
   raise InputError(
     f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '
     'positive_passages or positive_document_ids (Tevatron), pos (FlagEmbedding), positive_ctxs '
-    '(DPR), abstract (arXiv), columns such as query and positive, or text and label; if corpus or '
-    'queries are in files beside it, name the folder'
+    '(DPR), abstract (arXiv), or columns such as query and positive; if corpus or queries are in '
+    'files beside it, name the folder'
   )
 
 
@@ -469,4 +431,4 @@ _FORMATS: dict[str, tuple[Callable[[Any], _Parts], type, str]] = {
   'arxiv': (_arxiv, _Arxiv, 'abstract'),
 }
 TABLES = ('table', 'ids')  # rows may share a query
-FORMATS = (*_FORMATS, *TABLES, 'labels')
+FORMATS = (*_FORMATS, *TABLES)

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.given import identifier
-from dprjax.text import columns, hub_data
+from dprjax.text import columns
 
 if TYPE_CHECKING:
   import pyarrow.parquet as pq
 
 T = TypeVar('T')
 
+HUB = 'hf:'  # begins the name of a data set of the hub
 ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
 INDEX = columns.UNNAMED.format(0)
 
@@ -58,18 +59,23 @@ class Unnamed(NamedTuple):
   positions: Sequence[Sequence[str]]
 
 
+def is_hub_name(path: files.PathLike) -> bool:
+  """Whether a source is a data set of the hub (``hf://`` is a path of fsspec)."""
+  return str(path).startswith(HUB) and not files.is_remote(path)
+
+
 def ending_of(path: files.PathLike) -> str:
   """The ending of a file name in lower case, without the ending of a compression."""
   return reading.plain_name(path).rpartition('.')[2].lower()
 
 
 def is_json(path: files.PathLike) -> bool:
-  return not hub_data.is_named(path) and ending_of(path) in ('jsonl', 'json')
+  return not is_hub_name(path) and ending_of(path) in ('jsonl', 'json')
 
 
 def unit_of(path: files.PathLike) -> str:
   """What the number of a `Row` counts."""
-  return 'row' if hub_data.is_named(path) or ending_of(path) == 'parquet' else 'line'
+  return 'row' if is_hub_name(path) or ending_of(path) == 'parquet' else 'line'
 
 
 def read(path: files.PathLike, what: str, unnamed: Unnamed | None = None) -> Iterator[Row]:
@@ -78,7 +84,9 @@ def read(path: files.PathLike, what: str, unnamed: Unnamed | None = None) -> Ite
   A file with an ending that is not in `ENDINGS` is a table of tabs if that may be ``unnamed``, and
   JSON otherwise.
   """
-  if hub_data.is_named(path):
+  if is_hub_name(path):
+    from dprjax.text import hub_data
+
     for number, values in enumerate(hub_data.rows(str(path)), 1):
       yield Row(number, f'{path}, row {number}', values)
     return
@@ -119,7 +127,9 @@ def read_columns(
 
 def names_of(path: files.PathLike, what: str) -> list[str]:
   """The names of the values of the first row."""
-  if hub_data.is_named(path):
+  if is_hub_name(path):
+    from dprjax.text import hub_data
+
     return hub_data.names(str(path))
   for row in read(path, what):
     return list(row.values)

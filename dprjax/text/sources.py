@@ -4,7 +4,7 @@
 |---|---|---|
 | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | see `text.texts`, `text.qrels` |
 | msmarco | collection.tsv or psgs_w100.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
-| dpr, tevatron, flagembedding, arxiv, table, labels | SPLIT.jsonl | see `text.examples` |
+| dpr, tevatron, flagembedding, arxiv, table | SPLIT.jsonl | see `text.examples` |
 | tevatron2, ids | corpus.jsonl, SPLIT.jsonl | likewise |
 
 In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`text.records`). A folder may
@@ -42,10 +42,9 @@ _OWN = {  # files of a BEIR folder, by side
   side: tuple(name for name in names if name not in _COLLECTIONS)
   for side, names in inputs.OWN.items()
 }
-ROLES = tuple(dict.fromkeys((*texts.USUAL['passage'], *examples.USUAL, *examples.USUAL_LABELS)))
+ROLES = tuple(dict.fromkeys((*texts.USUAL['passage'], *examples.USUAL)))
 """Roles of columns: in a BEIR folder id, title and text belong to the corpus."""
 
-_MOST_PAIRS = 10_000_000  # of texts with the same label
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
@@ -326,8 +325,6 @@ class _Queries(NamedTuple):
 
 
 def _read_queries(how: _How, queries: epath.Path, judgements: epath.Path) -> _Queries:
-  if how.format == 'labels':
-    return _read_labels(how, queries)
   if how.format in examples.FORMATS:
     return _Queries(*_read_examples(how, queries), ReadReport())
   named = {'text': 'query', 'id': 'query_id'}
@@ -336,21 +333,6 @@ def _read_queries(how: _How, queries: epath.Path, judgements: epath.Path) -> _Qu
   found = {query.id: query for query in read}
   report = ReadReport()
   return _Queries(found, _known(read_qrels(judgements), found, report), {}, report)
-
-
-def _read_labels(how: _How, path: epath.Path) -> _Queries:
-  queries, passages = examples.read_labels(path, dict(how.columns))
-  of_label: dict[str, list[str]] = {}
-  for label, passage in passages:
-    of_label.setdefault(label, []).append(passage.id)
-  pairs = sum(len(of_label.get(label, ())) for label, _ in queries)
-  if pairs > _MOST_PAIRS:
-    raise InputError(
-      f'{path}: {pairs:,} pairs of texts with the same label, above {_MOST_PAIRS:,}; leave rows '
-      'out, or make the label the passage: config.data.columns=query=text,positive=label'
-    )
-  qrels = {query.id: dict.fromkeys(of_label.get(label, ()), 1) for label, query in queries}
-  return _Queries({query.id: query for _, query in queries}, qrels, {}, ReadReport())
 
 
 def _read_passages(how: _How, path: epath.Path) -> Iterator[Passage]:

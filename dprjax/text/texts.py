@@ -21,7 +21,7 @@ import msgspec
 
 from dprjax.base import files, given
 from dprjax.base.errors import InputError
-from dprjax.text import hub_data, inputs, records
+from dprjax.text import inputs, records
 from dprjax.text.fields import ManyIds, check_id, labels
 
 
@@ -191,7 +191,7 @@ class Texts:
   def sha256(self) -> str:
     """SHA-256 of the file if the input is a single regular file, else of `digest`."""
     [first, *more] = self._inputs
-    if more or first.document or hub_data.is_named(first.path):
+    if more or first.document or records.is_hub_name(first.path):
       return digest(self)
     return files.sha256_file(files.regular_file(first.path, f'{self.side} file'))
 

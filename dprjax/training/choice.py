@@ -6,7 +6,7 @@ each part is scored with the number of updates and the fusion weights that are b
 parts. The workdir keeps the choice in `choice.json`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import ml_collections
@@ -16,8 +16,9 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base import files, reading
-from dprjax.retrieval import bm25_index, choosing, fusion
+from dprjax.retrieval import best, bm25_index, choosing, exact, fusion
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
+from dprjax.text.qrels import Qrels
 from dprjax.training import baseline
 from dprjax.training import workdir as workdirs
 from dprjax.training.method import Scores
@@ -135,6 +136,35 @@ def best_elsewhere(
   return found
 
 
+def fuser(
+  texts: Mapping[str, list[str]],
+  query_ids: Sequence[str],
+  passage_ids: Sequence[str],
+  qrels: Qrels,
+) -> Callable[[Mapping[str, np.ndarray], Sequence[str]], Float[np.ndarray, 'queries weights']]:
+  """``(vectors by side, ids of queries) -> Scores.fused``, with the words of ``texts`` by side."""
+  words = bm25_index.build(passage_ids, texts['passage']).rankings(texts['query'], fusion.DEPTH)
+  lexical = dict(zip(query_ids, words, strict=True))
+  weights, how = fusion.candidates(2), fusion_of(0.5)
+
+  def fuse(
+    vectors: Mapping[str, np.ndarray], wanted: Sequence[str]
+  ) -> Float[np.ndarray, 'queries weights']:
+    depth = min(fusion.DEPTH, len(passage_ids))
+    top = exact.search(vectors['query'], vectors['passage'], depth, ids_at=best.ids_of(passage_ids))
+    dense = dict(zip(query_ids, best.rankings(top, passage_ids), strict=True))
+    return np.stack(
+      [
+        fusion.ndcg(
+          *how.table({fusion.BM25: lexical[id_], fusion.DENSE: dense[id_]}), qrels[id_], weights
+        )
+        for id_ in wanted
+      ]
+    )
+
+  return fuse
+
+
 def fusion_of(weight: float, **more: Any) -> fusion.Fusion:
   """The fusion of vectors with BM25 under this weight."""
   return fusion.Fusion(
@@ -144,14 +174,7 @@ def fusion_of(weight: float, **more: Any) -> fusion.Fusion:
 
 def trained_model(workdir: epath.Path, config: ml_collections.ConfigDict) -> str:
   """The name of the candidate trained in a workdir."""
-  return workdir.name if workdirs.top(workdir) != workdir else model_name(config)
-
-
-def model_name(config: ml_collections.ConfigDict) -> str:
-  """The name of the model that a config trains: the kind of adapter, or the sides of a prompt."""
-  if not config.prompt.length:
-    return 'trained'
-  return str(config.prompt.sides if config.prompt.kind == 'prefix' else config.prompt.kind)
+  return workdir.name if workdirs.top(workdir) != workdir else workdirs.model_name(config)
 
 
 # Files of a choice.

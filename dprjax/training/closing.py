@@ -6,7 +6,6 @@ import jax
 from etils import epath
 
 from dprjax.training import baseline, selection
-from dprjax.training import choice as choices
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
 from dprjax.training.loop import Setup
@@ -19,7 +18,7 @@ def settle(setup: Setup, part: Trial) -> None:
   alone = part.whole and workdirs.top(workdir) == workdir
   measured = alone and config.eval.choose and jax.process_index() == 0
   if measured and (workdir / workdirs.BASELINE).exists():
-    selection.decide(workdir, {choices.model_name(config): workdir})
+    selection.decide(workdir, {workdirs.model_name(config): workdir})
 
 
 def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str) -> str:
@@ -33,15 +32,22 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
   command = f'python -m dprjax.export --workdir={workdir} --out={out}{_method(setup)}'
   if gain is None:
     return f'{ended}. Next: {command}'
-  if config.eval.choose and (kept := choices.read(workdirs.top(setup.workdir))) is not None:
-    chosen = f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
-    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
+  if config.eval.choose and (workdirs.top(setup.workdir) / workdirs.CHOSEN).exists():
+    return f'{_chosen(setup)}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{ended}. {gain.verdict}. Next: {command}'
   return (
     f'{ended}. {gain.verdict}. Keep the model as it was; to export this one anyway: {command} '
     '--force'
   )
+
+
+def _chosen(setup: Setup) -> str:
+  from dprjax.training import choice  # imports BM25
+
+  kept = choice.read(workdirs.top(setup.workdir))
+  assert kept is not None
+  return f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
 
 
 def _method(setup: Setup) -> str:

@@ -2,8 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -15,15 +15,16 @@ from ml_collections import ConfigDict
 from dprjax.base import distributed, tree
 from dprjax.encoding import codes
 from dprjax.encoding.embedder import Embedder, EmbedFn
-from dprjax.retrieval import best, bm25_index, exact, fusion, measures
+from dprjax.retrieval import best, exact, measures
 from dprjax.text import sources, token_cache, trec
 from dprjax.text.qrels import Qrels
-from dprjax.text.rankings import Ranking
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import choice, query_only
 from dprjax.training.frozen import Frozen
 from dprjax.training.method import Evaluate, Scores
+
+if TYPE_CHECKING:
+  from dprjax.training.query_only import DiskVectors
 
 logger = logging.getLogger('dprjax')
 
@@ -105,7 +106,7 @@ class DevRanking:
     tokenizer: Tokenizer,
     wanted: Sequence[str],
     number: int | None = None,
-    known: query_only.DiskVectors | None = None,
+    known: 'DiskVectors | None' = None,
   ):
     """Opens the dev split or, with folds, all training queries.
 
@@ -174,13 +175,13 @@ class DevRanking:
     return {id_: known.isdisjoint(answers) for id_, answers in self._answers.items()}
 
   @functools.cached_property
-  def _words(self) -> list[Ranking] | None:
-    """The rankings of BM25 for the dev queries, with ``config.eval.choose``."""
+  def _with_words(self) -> Callable[..., Float[np.ndarray, 'queries weights']] | None:
+    """`choice.fuser` of the dev queries, with ``config.eval.choose``."""
     if not self.data.config.eval.choose:
       return None
-    texts = self.texts()
-    index = bm25_index.build(self.passage_ids, texts['passage'])
-    return index.rankings(texts['query'], fusion.DEPTH)
+    from dprjax.training import choice  # imports BM25
+
+    return choice.fuser(self.texts(), self.query_ids, self.passage_ids, self._qrels)
 
   @functools.cached_property
   def fixed(self) -> dict[str, np.ndarray]:
@@ -253,22 +254,6 @@ class DevRanking:
         found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
     measured = whole['per_query'][wanted[0]]
     new = {'': np.array([self._new[id_] for id_ in measured])} if self._new else {}
-    fused = {} if self._words is None else {'': self._fuse(vectors, [*measured])}
+    fuse = self._with_words
+    fused = {} if fuse is None else {'': fuse(vectors, [*measured])}
     return Scores(found, of_queries(whole, wanted[0]), new, fused)
-
-  def _fuse(
-    self, vectors: Mapping[str, np.ndarray], query_ids: Sequence[str]
-  ) -> Float[np.ndarray, 'queries weights']:
-    """nDCG@10 of these queries for each weight of BM25 against the vectors."""
-    depth = min(fusion.DEPTH, len(self.passage_ids))
-    ids_at = best.ids_of(self.passage_ids)
-    top = exact.search(vectors['query'], vectors['passage'], depth, ids_at=ids_at)
-    dense = best.rankings(top, self.passage_ids)
-    weights, how = fusion.candidates(2), choice.fusion_of(0.5)
-    place = {id_: number for number, id_ in enumerate(self.query_ids)}
-    assert self._words is not None
-    found = np.empty((len(query_ids), len(weights)))
-    for row, id_ in enumerate(query_ids):
-      both = {fusion.BM25: self._words[place[id_]], fusion.DENSE: dense[place[id_]]}
-      found[row] = fusion.ndcg(*how.table(both), self._qrels[id_], weights)
-    return found

@@ -141,9 +141,12 @@ def find_data(
 ) -> DataSource:
   """Queries and passages of a data set."""
   # Imported here, so that the loss does not import modules that read files.
-  from dprjax.training import query_only, retrieval_data
+  from dprjax.training import retrieval_data
 
-  query_only.check_corpus_negatives(config, devices)
+  if config.corpus_negatives:
+    from dprjax.training import query_only
+
+    query_only.check_corpus_negatives(config, devices)
   return retrieval_data.find_splits(section, config, workdir, devices).texts()
 
 

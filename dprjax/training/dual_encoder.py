@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,12 @@ from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.head_specs import Head
 from dprjax.text import vector_spec
 from dprjax.text.vector_spec import SIDES, VectorSpec
 from dprjax.training.method import Parts, Product
+
+if TYPE_CHECKING:
+  from dprjax.models.head_specs import Head
 
 # Of `build`.
 OPTIONS = (
@@ -312,11 +314,13 @@ def export_heads(
   backbone: hub.Backbone,
   trained: Mapping[str, np.ndarray],
   settings: Mapping[str, Mapping[str, int]],
-) -> dict[str, Head]:
+) -> dict[str, 'Head']:
   """The backbone heads and the trained heads, which replace stored ones.
 
   ``settings`` are for heads that may be new.
   """
+  from dprjax.models.head_specs import Head  # only after a training
+
   stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
   trained_heads = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}
   params = tree.unflatten(stored | trained_heads).get('head', {})

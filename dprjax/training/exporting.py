@@ -14,7 +14,7 @@ from dprjax.models import artifact, hub, peft, prompted
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint, query_only, stored_config, trackers
+from dprjax.training import baseline, card, checkpoint, stored_config, trackers
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -162,7 +162,7 @@ def _write_untrained(
       how=None if kept is None else kept.fusion,
     )
     others = workdirs.top(workdir) / workdirs.ALTERNATIVES
-    made = [one / query_only.FOLDER for one in [workdir, *sorted(others.glob('*'))]]
+    made = [one / workdirs.PASSAGES for one in [workdir, *sorted(others.glob('*'))]]
     folder.take(aside, next((one for one in made if one.exists()), made[0]))
     hub.mark(aside)
   chosen = choosing.FROZEN if kept is None else kept.choice.candidate
@@ -316,7 +316,7 @@ def _write(
     if _as_retriever(out, options) and made.embeds and not product.prompts:
       _describe(aside, made, out.name)
       if made.workdir is not None and made.product.meta.get('sides') == 'query':
-        folder.take(aside, made.workdir / query_only.FOLDER)
+        folder.take(aside, made.workdir / workdirs.PASSAGES)
     hub.mark(aside)
   logger.info('%s: %s', out, made.done)
   return out

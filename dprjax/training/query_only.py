@@ -27,8 +27,8 @@ from dprjax.text.texts import digest
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
 from dprjax.training import stored_config
+from dprjax.training import workdir as workdirs
 
-FOLDER = 'passages'  # in the workdir
 _QUERIES = 'queries'  # in the workdir
 _OPTION = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
@@ -85,15 +85,6 @@ def check_corpus_negatives(config: ConfigDict, devices: Mesh) -> None:
     )
 
 
-def files(config: ConfigDict) -> dict[str, epath.Path]:
-  """The files of given vectors, by role."""
-  given = config.data.passage_embeddings
-  if not given:
-    return {}
-  folder = embeddings.load_embeddings(given, verify=False).folder
-  return {'passage embeddings': folder / manifest.MANIFEST}
-
-
 def open_passages(
   source: sources.Source,
   tokens: token_cache.TokenCache,
@@ -106,7 +97,7 @@ def open_passages(
   process, processes = jax.process_index(), jax.process_count()
   dataset = sources.load_dataset(source)
   given = config.data.passage_embeddings
-  folder = given or workdir / FOLDER
+  folder = given or workdir / workdirs.PASSAGES
   if not given:
     folders.fill_folder(
       encoder,
@@ -165,13 +156,13 @@ def open_queries(
 
 
 def arrays(
-  config: ConfigDict, passages: DiskVectors | None, rows: jt.Int32[np.ndarray, ' M']
+  config: ConfigDict, passages: DiskVectors, rows: jt.Int32[np.ndarray, ' M']
 ) -> dict[str, np.ndarray]:
   """``TrainingData.arrays`` with the whole corpus, if all of it serves as negatives.
 
   ``rows`` are passages with distinct tokens.
   """
-  if passages is None or config.corpus_negatives >= 0:
+  if config.corpus_negatives >= 0:
     return {}
   return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
 

@@ -19,11 +19,11 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive, distillation
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import batches, docstrings, hub_data, seen, sources, teacher, token_cache
+from dprjax.text import batches, docstrings, records, seen, sources, token_cache
 from dprjax.text.qrels import Qrels, write_qrels
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import dev_ranking, dual_encoder, query_only
+from dprjax.training import dev_ranking, dual_encoder
 from dprjax.training.frozen import Frozen
 from dprjax.training.method import BatchShapes, DataSource, Folds, Scores, TrainingData
 
@@ -97,7 +97,12 @@ class Retrieval:
     paths |= {f'dev {role}': path for role, path in dev.items() if path != paths.get(role)}
     if self.config.distillation.loss != 'none':
       paths['teacher scores'] = distillation.scores_file(self.section, self.config)
-    return paths | query_only.files(self.config)
+    if given := self.config.data.passage_embeddings:
+      from dprjax.encoding import embeddings, manifest
+
+      folder = embeddings.load_embeddings(given, verify=False).folder
+      paths['passage embeddings'] = folder / manifest.MANIFEST
+    return paths
 
   def open_cache(
     self, name: str, source: sources.Source, tokenizer: Tokenizer
@@ -132,6 +137,8 @@ class Retrieval:
     )
     if config.distillation.loss == 'none':
       return dataset
+    from dprjax.text import teacher
+
     known = teacher.Teacher(distillation.scores_file(self.section, config), tokens)
     return dataset.map(
       lambda batch: (
@@ -191,9 +198,12 @@ class Retrieval:
       dual_encoder.check_length(config, model, f'config.data.{option}', section[option])
     tokens = self.open_cache('train', self.train, tokenizer)
     self.check_negatives(tokens)
-    passages = None
+    passages, distinct, constant = None, tokens.distinct_passages(), {}
     if config.prompt.sides == 'query':
+      from dprjax.training import query_only  # imports the folders of embeddings
+
       passages = query_only.open_passages(self.train, tokens, config, self.workdir, tokenizer)
+      constant = query_only.arrays(config, passages, distinct)
     dataset = self.make_batches(
       tokens,
       mix=batches.Mix(**config.mix),
@@ -218,8 +228,7 @@ class Retrieval:
       return f'queries {shorten(queries)}, positives {shorten(positives)}'
 
     as_encoder = config.eval.baseline == 'encoder'
-    update, distinct = config.batch_size, tokens.distinct_passages()
-    others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
+    others = config.batch_size * (1 + config.negatives) - 1 if config.in_batch else config.negatives
     others += config.corpus_negatives
     if config.corpus_negatives < 0:
       others = len(distinct) - 1
@@ -255,7 +264,7 @@ class Retrieval:
       evaluation=(lambda built: ranking().evaluation(embedders(built.embed))) if self.dev else None,
       frozen=frozen if as_encoder and (self.dev or self.folds) else None,
       shorter=shorter,
-      arrays=query_only.arrays(config, passages, distinct),
+      arrays=constant,
     )
 
 
@@ -306,7 +315,9 @@ def find_splits(
     path, format = str(workdir / 'data' / task), 'beir'
     if not epath.Path(path).exists():
       docstrings.build(path, section.dir.split(','), categories=categories)
-  elif hub_data.is_named(path):
+  elif records.is_hub_name(path):
+    from dprjax.text import hub_data
+
     splits = [split for split in (section.train_split, section.dev_split) if split]
     path = str(hub_data.folder_of(path, workdir / 'data' / task, splits))
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None

@@ -18,7 +18,7 @@ Alternatives with folds are compared by their folds, and only the best is traine
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import jax
 import ml_collections
@@ -28,11 +28,13 @@ from etils import epath
 from dprjax.base import distributed, files, reading
 from dprjax.base.errors import InputError
 from dprjax.models import artifact
-from dprjax.training import baseline, checkpoint, query_only, stored_config
-from dprjax.training import choice as choices
+from dprjax.training import baseline, checkpoint, stored_config
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
 from dprjax.training.method import Folds, Scores
+
+if TYPE_CHECKING:
+  from dprjax.training import choice as choices
 
 _RACED = 1 / 5  # of the updates; earlier, slow learners would seem worse
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -183,8 +185,10 @@ def choose_alternative(
 
 def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.Kept:
   """Chooses among all candidates of these trainings and writes the choice. Process 0 calls it."""
-  kept = choices.decide({name: _scored(folder) for name, folder in trainings.items()})
-  choices.write(workdir, kept)
+  from dprjax.training import choice  # imports BM25
+
+  kept = choice.decide({name: _scored(folder) for name, folder in trainings.items()})
+  choice.write(workdir, kept)
   return kept
 
 
@@ -262,7 +266,7 @@ def fold_of(
   if config.data.token_cache:
     changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / f'fold-{number}')
   if config.prompt.sides == 'query' and not config.data.passage_embeddings:
-    changes['data.passage_embeddings'] = str(workdir / query_only.FOLDER)
+    changes['data.passage_embeddings'] = str(workdir / workdirs.PASSAGES)
   return configs.replace(config, changes)
 
 

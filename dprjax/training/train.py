@@ -16,7 +16,6 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
-from dprjax.models.head_specs import HEADS, Head
 from dprjax.text import seen, tokenizing
 from dprjax.training import (
   baseline,
@@ -225,8 +224,12 @@ def make_backbone(
         pad_token_id=tokenizer.pad_id,
       )
       params = hub.init_params(model, jax.random.key(config.seed))
-      heads = {
-        name: Head(jax.device_get(HEADS[name].init(model, jax.random.key(config.seed))))
-        for name in needs
-      }
+      heads = {name: new_head(name, model, config.seed) for name in needs}
       hub.save_backbone(path, model, params, source=folder, heads=heads)
+
+
+def new_head(name: str, model: Any, seed: int) -> Any:
+  """A ``head_specs.Head`` with random parameters."""
+  from dprjax.models.head_specs import HEADS, Head  # few methods have one
+
+  return Head(jax.device_get(HEADS[name].init(model, jax.random.key(seed))))

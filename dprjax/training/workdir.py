@@ -25,6 +25,7 @@ SHORTER = 'shorter'  # folder of the same with the lengths of the training, wher
 SELECTION = (
   'selection.json'  # the choice by held-out queries: an alternative, or a number of updates
 )
+PASSAGES = 'passages'  # folder of vectors of the frozen backbone
 FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings for the choice
 CHOSEN = 'choice.json'  # estimates of all candidates by held-out queries
 SATURATED = 'saturated.json'  # the reason why nothing was trained
@@ -200,6 +201,13 @@ def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> 
   if folder := config.data.token_cache:
     outputs.check_name(folder, '--config.data.token_cache')
     outputs.check_apart(folder, inputs, '--config.data.token_cache')
+
+
+def model_name(config: ml_collections.ConfigDict) -> str:
+  """The name of the model that a config trains: the kind of adapter, or the sides of a prompt."""
+  if not config.prompt.length:
+    return 'trained'
+  return str(config.prompt.sides if config.prompt.kind == 'prefix' else config.prompt.kind)
 
 
 def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:

@@ -231,7 +231,7 @@ def _open_cache(
     'dev_triplets': own.dev_triplets,
   }
 
-  def draw(folder: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
+  def draw(folder: epath.Path) -> fingerprint.Built:
     report, progress = ReadReport(), Progress('articles', task='reading the dump')
 
     def read() -> Iterator[Article]:

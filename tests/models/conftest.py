@@ -35,17 +35,10 @@ def write_golden(golden, tmp_path):
 
   def write(name, start='', kinds=('weights/',), folder='golden'):
     arrays = golden(name)
-    weights = {
-      key.removeprefix(start + kind): value.astype(np.float32)
-      for kind in kinds
-      for key, value in arrays.items()
-      if key.startswith(start + kind)
-    }
-    path = tmp_path / folder
-    path.mkdir()
-    safetensors.numpy.save_file(weights, path / 'model.safetensors', {'format': 'pt'})
-    (path / 'config.json').write_text(arrays[f'{start}config'].item())
-    return arrays, path
+    weights = {}
+    for kind in kinds:
+      weights |= starting(arrays, start + kind)
+    return arrays, write_folder(tmp_path / folder, weights, arrays[f'{start}config'])
 
   return write
 
@@ -57,6 +50,26 @@ def torch():
   )
 
 
+def write_folder(path, stored, config, change=None):
+  """A Hugging Face directory. Tensors that are None and keys that are 'absent' are left out."""
+  path.mkdir(exist_ok=True)
+  kept = {name: value for name, value in stored.items() if value is not None}
+  safetensors.numpy.save_file(kept, path / 'model.safetensors', {'format': 'pt'})
+  config = json.loads(config.item()) | (change or {})
+  written = {key: value for key, value in config.items() if value != 'absent'}
+  (path / 'config.json').write_text(json.dumps(written))
+  return path
+
+
+def starting(arrays, start):
+  """The arrays whose names begin so, float32, by the rest of their names."""
+  return {
+    name.removeprefix(start): value.astype(np.float32)
+    for name, value in arrays.items()
+    if name.startswith(start)
+  }
+
+
 @pytest.fixture
 def write_checkpoint(golden, tmp_path):
   """Writes a golden checkpoint as a Hugging Face directory.
@@ -65,34 +78,12 @@ def write_checkpoint(golden, tmp_path):
   """
 
   def write(
-    model_type='bert',
-    layers=1,
-    *,
-    prefix='',
-    change=None,
-    tensors=None,
-    folder='checkpoint',
-    dtype=np.float32,
+    model_type='bert', layers=1, *, prefix='', change=None, tensors=None, folder='checkpoint'
   ):
     arrays = golden(model_type)
-    start = f'{layers}/weights/'
-    weights = {
-      prefix + name.removeprefix(start): value.astype(dtype)
-      for name, value in arrays.items()
-      if name.startswith(start)
-    }
-    weights |= tensors or {}
-    path = tmp_path / folder
-    path.mkdir(exist_ok=True)
-    safetensors.numpy.save_file(
-      {name: value for name, value in weights.items() if value is not None},
-      path / 'model.safetensors',
-    )
-    config = json.loads(arrays[f'{layers}/config'].item()) | (change or {})
-    (path / 'config.json').write_text(
-      json.dumps({key: value for key, value in config.items() if value != 'absent'})
-    )
-    return path
+    stored = starting(arrays, f'{layers}/weights/')
+    stored = {prefix + name: value for name, value in stored.items()} | (tensors or {})
+    return write_folder(tmp_path / folder, stored, arrays[f'{layers}/config'], change)
 
   return write
 
@@ -105,26 +96,12 @@ def write_heads(golden, tmp_path):
     model_type='bert', *, tensors=None, condenser=None, metadata=None, change=None, folder='heads'
   ):
     arrays = golden(f'heads_{model_type}')
-    path = tmp_path / folder
-    path.mkdir(exist_ok=True)
-    for file, start, edits, about in (
-      ('model', 'weights/', tensors, None),
-      (
-        'condenser',
-        'condenser/layer.',
-        condenser,
-        {'num_layers': '2', 'split': '1'} | (metadata or {}),
-      ),
-    ):
-      stored = {
-        name: value.astype(np.float32) for name, value in arrays.items() if name.startswith(start)
-      }
-      stored = {name.split('/')[1]: value for name, value in stored.items()} | (edits or {})
-      stored = {name: value for name, value in stored.items() if value is not None}
-      safetensors.numpy.save_file(stored, path / f'{file}.safetensors', about)
-    (path / 'config.json').write_text(
-      json.dumps(json.loads(arrays['config'].item()) | (change or {}))
-    )
+    stored = starting(arrays, 'weights/') | (tensors or {})
+    path = write_folder(tmp_path / folder, stored, arrays['config'], change)
+    head = starting(arrays, 'condenser/') | (condenser or {})
+    about = {'num_layers': '2', 'split': '1'} | (metadata or {})
+    layers = {name: value for name, value in head.items() if name.startswith('layer.')}
+    safetensors.numpy.save_file(layers, path / 'condenser.safetensors', about)
     return path
 
   return write
@@ -132,38 +109,13 @@ def write_heads(golden, tmp_path):
 
 @pytest.fixture
 def write_classifier(golden, tmp_path):
-  """The same for a golden ForSequenceClassification checkpoint; ``shards`` splits it."""
+  """The same for a golden ForSequenceClassification checkpoint."""
 
-  def write(
-    model_type='bert', labels=1, *, tensors=None, change=None, shards=1, folder='classifier'
-  ):
+  def write(model_type='bert', labels=1, *, tensors=None, change=None, folder='classifier'):
     arrays = golden(f'classifier_{model_type}')
-    path = tmp_path / folder
-    path.mkdir(exist_ok=True)
-    starts = ('both/weights/', f'{labels}/weights/')
-    stored = {
-      name.split('/')[2]: value.astype(np.float32)
-      for name, value in arrays.items()
-      if name.startswith(starts)
-    } | (tensors or {})
-    stored = {name: value for name, value in stored.items() if value is not None}
-    if shards == 1:
-      safetensors.numpy.save_file(stored, path / 'model.safetensors')
-    else:
-      weight_map = {
-        name: f'model-{i % shards + 1:05d}-of-{shards:05d}.safetensors'
-        for i, name in enumerate(sorted(stored))
-      }
-      for file in set(weight_map.values()):
-        safetensors.numpy.save_file(
-          {name: value for name, value in stored.items() if weight_map[name] == file}, path / file
-        )
-      (path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
-    config = json.loads(arrays[f'{labels}/config'].item()) | (change or {})
-    (path / 'config.json').write_text(
-      json.dumps({key: value for key, value in config.items() if value != 'absent'})
-    )
-    return path
+    stored = starting(arrays, 'both/weights/') | starting(arrays, f'{labels}/weights/')
+    stored |= tensors or {}
+    return write_folder(tmp_path / folder, stored, arrays[f'{labels}/config'], change)
 
   return write
 

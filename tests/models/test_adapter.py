@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax import encode, export, load_backbone, train
+from dprjax import encode, load_backbone
 from dprjax.base import extensions
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, encoder, encoder_config
+from dprjax.models import artifact, encoder
 from dprjax.models.adapter import Several, allocate, pad, stack, write
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.text import tokenizing
 from dprjax.text.texts import read_texts
 from tests import devices, reference
-from tests.resuming import train_and_resume
+from tests.resuming import export_to, train_and_resume, train_small
 from tests.toys.bias import Bias
 
 TOY = 'tests.toys.bias'
@@ -107,27 +107,15 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   backbone = trained / 'backbone'
 
   def run(workdir):
+    own = f'--config.data.token_cache={trained}/token_cache', '--config.prompt.kind=bias'
     with devices.one():
-      return command(
-        train,
-        f'--config={train.__file__.replace("dprjax/train.py", "configs/dptdr.py")}:local',
-        f'--workdir={tmp_path / workdir}',
-        f'--config.backbone.path={backbone}',
-        f'--config.data.dir={trained}/data',
-        f'--config.data.token_cache={trained}/token_cache',
-        '--config.data.format=beir',
-        '--config.prompt.kind=bias',
-        *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),
-      )
+      return train_small(command, trained, backbone, tmp_path / workdir, *own)
 
   _, whole = train_and_resume(run, tmp_path)
   assert [*whole] == ['prompt/bias']
 
   folder = tmp_path / 'prompts'
-  folder.mkdir()
-  assert (
-    command(export, f'--workdir={tmp_path}/whole', f'--out={folder}/toy.npz', '--force')[0] == 0
-  )
+  export_to(command, tmp_path / 'whole', folder / 'toy.npz')
   prompt = artifact.load_prompt(folder / 'toy.npz')
   assert prompt.kind.name == 'bias'
   np.testing.assert_array_equal(prompt.arrays['bias'], whole['prompt/bias'])
@@ -197,25 +185,3 @@ def test_an_adapter_of_ones_own_is_trained_resumed_exported_and_served(
   finally:
     engine.close()
   np.testing.assert_allclose(served, alone, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_examples_have_masks_of_their_own(small):
-  """The encoder applies per-example dropout to a kind that knows nothing of it."""
-  config, params = small
-  bias = jnp.ones((config.num_layers, config.hidden_size), jnp.float32)
-  masks = np.asarray(Bias(bias).drop_examples(0.5, jax.random.key(0), 3).bias)
-  assert masks.shape == (config.num_layers, 3, config.hidden_size)
-  assert set(masks.ravel()) == {0, 2} and (masks[:, 0] != masks[:, 1]).any()
-  tokens = jnp.tile(jnp.arange(1, 7, dtype=jnp.int32), (3, 1))
-  options = encoder_config.EncoderOptions(dropout=0.0, prompt_dropout=0.5)
-  found = encode_tokens(
-    config,
-    params,
-    tokens,
-    tokens > 0,
-    adapter=Bias(bias),
-    options=options,
-    dropout_key=jax.random.key(1),
-  )
-  assert (found[0] != found[1]).any() and (found[1] != found[2]).any()

@@ -28,7 +28,7 @@ def error(path):
 @pytest.mark.parametrize(('model_type', 'labels'), EVERY)
 def test_equals_pytorch(golden, write_classifier, model_type, labels):
   arrays = golden(f'classifier_{model_type}')
-  loaded = hub.load_backbone(write_classifier(model_type, labels, shards=labels), ('classifier',))
+  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
   assert loaded.heads['classifier'].params['output']['kernel'].shape == (18, labels)
   tokens, mask, starts = arrays['tokens'], arrays['mask'], arrays['starts']
   assert not mask.all(axis=1).any()  # every row is padded

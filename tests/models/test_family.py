@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dprjax import encode, export, load_backbone, train
+from dprjax import encode, load_backbone
 from dprjax.base import extensions, tree
 from dprjax.base import mesh as meshes
 from dprjax.encoding.embeddings import load_embeddings
@@ -18,7 +18,7 @@ from dprjax.models.encoder_config import EncoderOptions
 from dprjax.text.texts import read_texts
 from dprjax.text.vector_spec import same_length
 from tests.refusals import refused
-from tests.resuming import train_and_resume
+from tests.resuming import export_to, served, train_and_resume, train_small
 from tests.toys import rms
 
 TOYS = 'tests.toys.rms,tests.toys.spread'
@@ -135,10 +135,6 @@ def test_a_kernel_that_no_rule_names_is_an_error():
 @pytest.mark.slow
 def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, tmp_path, command):
   config, pooling = rms.Config(0, 16, 2, 4, 2, 6, 24), 'spread'
-  pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine
-  from dprjax.serving.options import ServerOptions
-
   vocab_size = load_backbone(trained / 'backbone').config.vocab_size
   config = dataclasses.replace(config, vocab_size=vocab_size)
   backbone = tmp_path / 'backbone'
@@ -150,25 +146,15 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
     spec=same_length(32, 'mean', True),
   )
 
-  def run(workdir, *more):
-    return command(
-      train,
-      f'--config={train.__file__.replace("dprjax/train.py", "configs/dptdr.py")}:local',
-      f'--workdir={tmp_path / workdir}',
-      f'--config.backbone.path={backbone}',
-      f'--config.data.dir={trained}/data',
-      '--config.data.format=beir',
-      f'--config.pooling={pooling}',
-      *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),
-      *more,
-    )
+  def run(workdir):
+    own = f'--config.pooling={pooling}', '--config.mesh.fsdp=2'
+    return train_small(command, trained, backbone, tmp_path / workdir, *own)
 
   before = load_backbone(backbone).sha256
-  _, whole = train_and_resume(lambda workdir: run(workdir, '--config.mesh.fsdp=2'), tmp_path)
+  _, whole = train_and_resume(run, tmp_path)
   assert whole['prompt/prefix'].shape[:2] == (2, 2) and whole['prompt/prefix'].shape[3:] == (2, 6)
   prompt = tmp_path / 'prompts' / 'toy.npz'
-  prompt.parent.mkdir()
-  assert command(export, f'--workdir={tmp_path}/whole', f'--out={prompt}', '--force')[0] == 0
+  export_to(command, tmp_path / 'whole', prompt)
   assert load_backbone(backbone).sha256 == before
   corpus = trained / 'data' / 'corpus.jsonl'
   status, log = command(
@@ -180,11 +166,5 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
   stored = load_embeddings(tmp_path / 'embeddings')
   assert stored.meta.pooling == pooling
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
-  options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
-  engine = Engine(backbone, prompt.parent, options=options)
-  try:
-    engine.ready.result(60)
-    served = engine.submit('toy', 'passage', [texts[id_] for id_ in stored.ids[:5]]).result(60)
-  finally:
-    engine.close()
-  np.testing.assert_allclose(served, stored.vectors()[:5], atol=1e-5)
+  vectors = served(backbone, prompt, 'passage', [texts[id_] for id_ in stored.ids[:5]])
+  np.testing.assert_allclose(vectors, stored.vectors()[:5], atol=1e-5)

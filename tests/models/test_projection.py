@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax import export, train
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import hub
 from dprjax.text.vector_spec import same_length
 from tests.refusals import refused
+from tests.resuming import export_to, served, train_small
 
 TANH = 'torch.nn.modules.activation.Tanh'
 IDENTITY = 'torch.nn.modules.linear.Identity'
@@ -97,47 +97,25 @@ def test_weights_that_are_missing_or_pickled(projected):
 
 @pytest.mark.slow
 def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, tmp_path, command):
-  pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
-  from dprjax.serving.engine import Engine
-  from dprjax.serving.options import ServerOptions
-
   folder, _ = projected
 
   def run(workdir, *more):
-    return command(
-      train,
-      f'--config={train.__file__.replace("dprjax/train.py", "configs/dptdr.py")}:local',
-      f'--workdir={tmp_path / workdir}',
-      f'--config.backbone.path={folder}',
-      f'--config.data.dir={trained}/data',
-      *('--config.data.format=beir', '--config.mesh.fsdp=2', '--config.matryoshka=(8,)'),
-      *('--config.steps=2', '--config.checkpoint.every=2', '--config.eval.every=2'),
-      *more,
-    )
+    split = '--config.mesh.fsdp=2', '--config.matryoshka=(8,)'
+    workdir = tmp_path / workdir
+    status, log = train_small(command, trained, folder, workdir, *split, *more, steps=2)
+    assert status == 0, log
 
-  status, log = run('prompt')
-  assert status == 0, log
+  run('prompt')
   prompt = tmp_path / 'prompts' / 'own.npz'
-  prompt.parent.mkdir()
-  assert command(export, f'--workdir={tmp_path}/prompt', f'--out={prompt}', '--force')[0] == 0
+  export_to(command, tmp_path / 'prompt', prompt)
   expected = Encoder.load(folder, prompt).encode(TEXTS, 'query')
   assert expected.shape == (3, 12)
-  options = ServerOptions(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
-  engine = Engine(folder, prompt.parent, options=options)
-  try:
-    engine.ready.result(60)
-    served = engine.submit('own', 'query', TEXTS).result(60)
-  finally:
-    engine.close()
-  np.testing.assert_allclose(served, expected, atol=1e-5)
+  np.testing.assert_allclose(served(folder, prompt, 'query', TEXTS), expected, atol=1e-5)
 
   # The layers are part of the encoder, and are trained with it.
   whole = ('--config.trainable=backbone/.*', '--config.prompt.length=0')
-  status, log = run('encoder', *whole, '--config.optim.learning_rate=0.01')
-  assert status == 0, log
-  assert (
-    command(export, f'--workdir={tmp_path}/encoder', f'--out={tmp_path}/out', '--force')[0] == 0
-  )
+  run('encoder', *whole, '--config.optim.learning_rate=0.01')
+  export_to(command, tmp_path / 'encoder', tmp_path / 'out')
   before, after = (hub.load_backbone(path) for path in (folder, tmp_path / 'out'))
   assert after.config == before.config and after.sha256 != before.sha256
   for number in '01':

@@ -94,13 +94,6 @@ def test_a_bad_line_far_in_is_named_by_its_number(tmp_path):
     list(runs.read_blocks(path, block_bytes=4096))
 
 
-def test_cut_off_archives(tmp_path):
-  whole = gzip.compress(''.join(f'q Q0 d{i} {i} {-i} t\n' for i in range(5000)).encode())
-  (tmp_path / 'run.trec.gz').write_bytes(whole[: len(whole) // 2])
-  with refused('run.trec.gz'):
-    list(runs.read_blocks(tmp_path / 'run.trec.gz'))
-
-
 @pytest.mark.parametrize('block', [1, 1000])
 def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, block):
   path = tmp_path / 'run.trec'

@@ -381,17 +381,6 @@ def test_a_table_with_labels_ids_and_other_names(tmp_path):
     table(tmp_path / 'c.csv', 'query,passage,label\na,b,0.5\n')
 
 
-def test_texts_with_labels(tmp_path):
-  rows = ''.join(f'{{"text": "text {i}", "label": {i % 2}}}\n' for i in range(40))
-  found = table(tmp_path / 'train.jsonl', rows)
-  texts = {text.id: int(text.text.split()[1]) for text in (*found.queries, *found.passages)}
-  assert found.format == 'labels' and len(texts) == 40
-  for query in found.queries:
-    own = texts[query.id] % 2
-    expected = {id_ for id_, number in texts.items() if number % 2 == own}
-    assert set(found.positives(query.id)) == expected - {one.id for one in found.queries}
-
-
 def test_newest_keys_of_flagembedding_and_tevatron(tmp_path):
   record = (
     '{"query": "why", "prompt": "Find answers: ", "pos": ["p"], "neg": ["n", "m"], '

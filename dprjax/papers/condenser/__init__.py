@@ -32,6 +32,14 @@ One loss has up to three terms, over one or two texts (views) of each passage:
 The contrast sees all texts of an update, on all devices and chunks. A text is encoded once, masked,
 for all terms.
 
-Read in this order: ``views.py`` draws the texts of a batch; ``pretrain.py`` has the loss, data and
-export. The page docs/pretraining.md has the recipes and what we measured.
+Read in this order:
+
+    document_files.py  documents from files of text
+    segments.py        documents cut into passages of whole sentences, on disk
+    views.py           the texts of a batch
+    masking.py         masked tokens, in whole words
+    losses.py          L_late, L_head and L_contrast
+    pretrain.py        the method: loss, data and export
+
+docs/pretraining.md has the recipes and what we measured.
 """

@@ -278,7 +278,7 @@ KEY = 'base_model.model.encoder.layer.1.attention.self.query.lora_A.weight'
   ('change', 'names'),
   [
     ({'config': {'use_dora': True}}, ('adapter_config.json', 'use_dora')),
-    ({'config': {'r': 2}}, ('adapter_model.safetensors', '[3, 24]', '[2, 24]')),
+    ({'config': {'r': 2}}, ('adapter_model.safetensors', '[3, 24]', '(2, 24)')),
     ({'tensors': {KEY: None}}, ('adapter_model.safetensors', 'lora_A')),
     ({'tensors': {'base_model.model.pooler.weight': np.ones(3, np.float32)}}, 'bert'),
   ],
