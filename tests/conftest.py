@@ -327,17 +327,3 @@ def command(capsys):
     return status, capsys.readouterr().err
 
   return run
-
-
-@pytest.fixture
-def error_line(capsys):
-  """``error_line()`` -> the one error line of a failed command, its last, without a traceback."""
-
-  def read():
-    output = capsys.readouterr().err
-    assert 'Traceback' not in output and output.count('dprjax: error: ') == 1
-    last = output.splitlines()[-1]
-    assert last.startswith('dprjax: error: ')
-    return last
-
-  return read

@@ -13,6 +13,7 @@ import pytest
 
 import dprjax
 from dprjax import __main__ as console
+from tests.refusals import command_refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = pathlib.Path(dprjax.__file__).parent
@@ -198,20 +199,10 @@ def answers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('command', sorted(COMMANDS))
-def test_every_command_has_help(answers, command):
-  status, output, errors = answers[command][0]
-  assert status == 0, errors
-  assert 'Traceback' not in errors
-  assert re.search(rf'usage: dprjax {command}|--config', output)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('command', sorted(COMMANDS))
-def test_an_unknown_flag_ends_a_command_with_2_and_one_line(answers, command):
-  status, _, errors = answers[command][1]
-  assert status == 2
-  assert errors.splitlines()[-1].startswith('dprjax: error: ')
-  assert 'Traceback' not in errors
+def test_every_command_has_help_and_refuses_a_wrong_call_in_one_line(answers, command):
+  (status, output, errors), (other, _, line) = answers[command]
+  assert status == 0 and re.search(rf'usage: dprjax {command}|--config', output), errors
+  command_refused((other, line))
 
 
 def test_every_promise_names_a_test_that_there_is():
@@ -223,13 +214,3 @@ def test_every_promise_names_a_test_that_there_is():
     assert named, promise
     for file, name in named:
       assert f'def {name}(' in (ROOT / file).read_text(), (file, name)
-
-
-def test_no_message_holds_source_code():
-  """Such as "the ' f'rest", from two strings that were joined wrongly."""
-  wrong = []
-  for path in MODULES:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-      if isinstance(node, ast.Constant) and re.search(r""" ['"] f?['"](\w|$)""", str(node.value)):
-        wrong.append(f'{path}:{node.lineno}: {node.value!r}')
-  assert wrong == []

@@ -4,7 +4,7 @@ import pytest
 
 from dprjax import bm25
 from dprjax.text.trec import read_run
-from tests.refusals import named_in
+from tests.refusals import command_refused
 
 CORPUS = {
   'd1': ('Cats', 'sleep all day'),
@@ -80,13 +80,10 @@ BAD = [
 
 
 @pytest.mark.parametrize('arguments, message', BAD)
-def test_bad_input(folder, error_line, arguments, message):
+def test_bad_input(folder, command, arguments, message):
   (folder / 'others.tsv').write_text('z 0 d1 1\n')
   (folder / 'kept').mkdir()
   (folder / 'kept' / 'thesis.tex').write_text('years of work')
   before = sorted(folder.rglob('*'))
-  with pytest.raises(SystemExit) as ended:
-    bm25.main([*ARGUMENTS, *arguments.split()])
-  assert ended.value.code == 2
-  assert named_in(error_line(), message)
+  command_refused(command(bm25, *ARGUMENTS, *arguments.split()), message)
   assert sorted(folder.rglob('*')) == before

@@ -119,37 +119,6 @@ def test_the_reference_names_every_command_and_every_public_name():
       assert what in {getattr(node, 'name', '') for node in tree.body}, name
 
 
-def test_every_recipe_in_the_pages_can_be_read(monkeypatch):
-  monkeypatch.chdir(ROOT)
-  pages = '\n'.join(path.read_text() for path in PAGES)
-  recipes = set(re.findall(r'--config=((?:\w+/)*configs/\w+\.py(?::[\w,=+]+)?)(?=[\s`"\'])', pages))
-  assert len(recipes) > 10
-  for recipe in sorted(recipes - {'configs/NAME.py'}):
-    assert configs.parse([f'--config={recipe}']).method
-
-
-@pytest.mark.parametrize(
-  ('page', 'text', 'led', 'shown'),
-  [
-    ('docs/a.md', '[x](../configs/dptdr.py)', '[x](../configs/dptdr.py.md)', {'configs/dptdr.py'}),
-    ('README.md', '[x](LICENSE)', '[x](LICENSE.md)', {'LICENSE'}),
-    ('README.md', '[x](docs/own-data.md#train)', None, set()),
-    ('README.md', '![x](docs/quickstart.png)', None, set()),
-    ('docs/a.md', '[x](#here) [y](https://a.b/c.py) [z](nonesuch.py)', None, set()),
-  ],
-)
-def test_links_to_code_lead_to_pages_that_show_it(build, page, text, led, shown):
-  assert build.with_sources(text, page) == (led or text, shown)
-
-
-def test_links_show_titles_in_place_of_file_names(build):
-  titles = build.titles_of([{'Home': 'README.md'}, {'Guide': [{'Your data': 'docs/own.md'}]}])
-  text = '[own.md](own.md#train), [here](own.md), [README.md](../README.md), [x.md](x.md)'
-  assert build.with_titles(text, 'docs/a.md', titles) == (
-    '[Your data](own.md#train), [here](own.md), [Home](../README.md), [x.md](x.md)'
-  )
-
-
 def test_a_site_with_a_wrong_link_is_refused(build, tmp_path):
   (tmp_path / 'a').mkdir()
   (tmp_path / 'index.html').write_text(

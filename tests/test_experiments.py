@@ -1,10 +1,7 @@
 """The verdicts, tables and sets of the experiments."""
 
 import importlib
-import json
 import pathlib
-import subprocess
-import sys
 import types
 from typing import NamedTuple
 
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 
 from lab import measures
-from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = 12
@@ -135,33 +131,6 @@ def test_a_ledger_is_taken_up_where_settings_are_the_same(monkeypatch, tmp_path,
   assert 'other settings' in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_processes_that_share_an_out_lose_no_line(tmp_path):
-  program = (
-    'import pathlib, sys, trials\n'
-    'trials.commit, trials.say = str, str\n'  # no time between two lines
-    'out, kept = map(pathlib.Path, sys.argv[1:3])\n'
-    'for seed in range(200):\n'
-    '  trials.claim(out, {"batch": 16})\n'  # as each does at its start
-    '  trials.take_up(out, kept, {"batch": 16})\n'
-    '  trials.measure(out, sys.argv[3], seed, dict)\n'
-  )
-  out, kept = tmp_path / 'out', tmp_path / 'kept.jsonl'
-  kept.write_text('{"batch": 16}\n{"run": "a", "seed": 0}\n')
-  begun = [
-    subprocess.Popen(
-      [sys.executable, '-c', program, str(out), str(kept), name],
-      env=devices.environment(PYTHONPATH=f'{ROOT}:{ROOT}/experiments'),
-    )
-    for name in ('a', 'b')
-  ]
-  assert [one.wait() for one in begun] == [0, 0]
-  lines = [json.loads(line) for line in (out / 'ledger.jsonl').read_text().splitlines()]
-  assert sorted((line['run'], line['seed']) for line in lines) == [
-    (name, seed) for name in ('a', 'b') for seed in range(200)
-  ]
-
-
 def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeypatch, tmp_path):
   monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
   import gain
@@ -270,3 +239,14 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
   for way, one in experiment.ways.items():
     config = systems.parse(one.recipe, one.options)
     assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
+
+
+def test_trainings_take_the_prompts_and_the_rate_of_others(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import nir_prompt
+
+  for name, run in nir_prompt.RUNS.items():
+    assert run.chosen in nir_prompt.RATES and run.chosen in nir_prompt.RUNS
+    if run.prompts:
+      assert {f'mdm-{task}' for task in run.tasks} <= nir_prompt.RUNS.keys(), name
+  assert {name for part in nir_prompt.PARTS.values() for name in part} >= {'ft', 'emm'}

@@ -88,31 +88,6 @@ def test_a_prompt(command, trained, tmp_path):
     np.testing.assert_array_equal(loaded.queries[split], seen.hashes(texts))
 
 
-def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path):
-  # Scores of our own making on the checkpoints of a copy: the first of two equal ones is the best,
-  # and stays.
-  shutil.copytree(trained, tmp_path / 'run')
-  trainable = trainable_of(trained, 12)[1]
-  shutil.rmtree(tmp_path / 'run' / 'checkpoints')
-  saved = checkpoints(tmp_path / 'run', trained / 'backbone')
-  for step, score in ((1, 0.1), (2, 0.7), (3, 0.7), (4, 0.3), (5, None)):
-    saved.save(
-      step,
-      {name: leaf + step for name, leaf in trainable.items()},
-      {'count': np.zeros(1)},
-      {'best': 0.7, 'best_step': 2},
-      score,
-    )
-  assert saved.best() == 2
-  saved.close()
-  flags = ['--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz']
-  for step, more in ((2, []), (5, ['--step=5'])):
-    assert command(export, *flags, *more)[0] == 0
-    prefix = load_prompt(tmp_path / 'prompt.npz').of_side('query')['prefix']
-    np.testing.assert_array_equal(prefix, trainable['prompt/prefix'] + step)
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['prompt.npz', 'run']
-
-
 def test_a_loss_is_exported_only_by_force_and_a_doubtful_gain_is_told(command, trained, tmp_path):
   shutil.copytree(trained, tmp_path / 'run')
   trainable = trainable_of(trained, 12)[1]
@@ -136,6 +111,16 @@ def test_a_loss_is_exported_only_by_force_and_a_doubtful_gain_is_told(command, t
     assert (f'{gain.best:.4f}' in err) == (not gain.better)
     assert load_prompt(tmp_path / 'p.npz').meta['gain'] == gain._asdict()
   command_refused(command(export, f'--from={tmp_path}/p.npz', '--force', flags[1]), '--force')
+  # The best is chosen over an equal one and over the latest, unless a step is named.
+  saved = checkpoints(tmp_path / 'run', trained / 'backbone')
+  for step, score in ((16, 0.7), (17, 0.3)):
+    later = {name: leaf + step for name, leaf in trainable.items()}
+    saved.save(step, later, {'count': np.zeros(1)}, extra, score)
+  saved.close()
+  for more, moved in (((), 0), (('--step=17',), 17)):
+    assert command(export, *flags, *more)[0] == 0
+    prefix = load_prompt(tmp_path / 'p.npz').of_side('query')['prefix']
+    np.testing.assert_array_equal(prefix, trainable['prompt/prefix'] + moved)
 
 
 @pytest.mark.slow

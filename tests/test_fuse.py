@@ -7,7 +7,7 @@ from dprjax.retrieval import fusion
 from dprjax.text.qrels import write_qrels
 from dprjax.text.trec import read_run
 from tests.commands import evaluate, fuse
-from tests.refusals import named_in
+from tests.refusals import command_refused, named_in
 
 QUERIES = [f'q{number}' for number in range(30)]
 RUNS = ['--run=bm25.trec', '--run=dense.trec']
@@ -65,11 +65,10 @@ def report(path='run.trec'):
   return json.loads(open(f'{path}.json').read())
 
 
-def refused(capsys, words, *names):
-  with pytest.raises(SystemExit) as ended:
-    fuse.main([*words, '--out=run.trec'])
-  assert ended.value.code == 2
-  named_in(capsys.readouterr().err.splitlines()[-1], *names)
+@pytest.fixture
+def refused(command):
+  """``refused(words, *names)``: `dprjax fuse` ends in one line with these names."""
+  return lambda words, *names: command_refused(command(fuse, *words, '--out=run.trec'), *names)
 
 
 def test_weights_are_of_the_runs_in_turn(folder):
@@ -108,7 +107,7 @@ def test_a_query_that_one_run_lacks(folder, capsys):
   assert [id_ for id_, _ in found] == [id_ for id_, _ in rankings('dense.trec')['q3']]
 
 
-def test_shards_of_one_corpus(folder, capsys):
+def test_shards_of_one_corpus(folder, refused):
   whole = rankings('dense.trec')
   for number in range(3):
     part = {
@@ -119,19 +118,20 @@ def test_shards_of_one_corpus(folder, capsys):
   shards = [f'--run={number}.trec' for number in (2, 0, 1)]
   fuse.main([*shards, '--shards', '--k=9', '--out=run.trec'])
   assert rankings('run.trec') == {query: ranking[:9] for query, ranking in whole.items()}
-  refused(capsys, [*shards, '--run=dense.trec', '--shards'], 'document', '--shards')
+  refused([*shards, '--run=dense.trec', '--shards'], 'document', '--shards')
   for number in range(2):
     (folder / f'{number}.trec.json').write_text(
       json.dumps({'index': 'exact', 'backbone_sha256': str(number) * 64})
     )
-  refused(capsys, [*shards, '--shards'], '0.trec', '1.trec', 'backbone_sha256')
-  refused(capsys, [*shards, '--shards', '--method=minmax'], '--method', '--shards')
+  refused([*shards, '--shards'], '0.trec', '1.trec', 'backbone_sha256')
 
 
-def test_runs_of_different_queries_are_refused_and_of_different_documents_told(folder, capsys):
+def test_runs_of_different_queries_are_refused_and_of_different_documents_told(
+  folder, refused, capsys
+):
   text = (folder / 'dense.trec').read_text()
   (folder / 'others.trec').write_text(text.replace('q', 'p'))
-  refused(capsys, ['--run=bm25.trec', '--run=others.trec'], 'bm25.trec')
+  refused(['--run=bm25.trec', '--run=others.trec'], 'bm25.trec')
   (folder / 'others.trec').write_text(text.replace(' d', ' e'))
   fuse.main(['--run=bm25.trec', '--run=others.trec', '--out=run.trec'])
   named_in(capsys.readouterr().err, 'run.trec', '--shards')
@@ -149,18 +149,11 @@ def test_runs_of_different_queries_are_refused_and_of_different_documents_told(f
     ([*RUNS, '--method=learned', '--qrels=one.tsv'], ['--qrels', '1 judged query']),
   ],
 )
-def test_what_does_not_go_together_is_refused(folder, capsys, words, named):
+def test_what_does_not_go_together_is_refused(folder, refused, words, named):
   write_qrels(folder / 'one.tsv', {'q1': {'d1': 1}, 'q2': {'d1': 0}})
   fusion.write(folder / 'w.json', fusion.Fusion(weights={'bm25': 1.0, 'dense': 1.0}))
-  refused(capsys, words, *named)
+  refused(words, *named)
   assert not (folder / 'run.trec').exists() and (folder / 'bm25.trec').read_text().startswith('q0')
-
-
-def test_settings_are_kept_of_runs_of_dprjax_bm25_alone(folder):
-  (folder / 'dense.trec.json').write_text('{"index": "scann", "settings": {"leaves": 3}}')
-  named = ['--run=bm25=dense.trec', '--run=dense=bm25.trec']
-  fuse.main([*named, '--weights_out=w.json', '--out=run.trec'])
-  assert fusion.read('w.json').bm25 is None
 
 
 def test_runs_with_the_same_tag_are_called_by_their_paths(folder):

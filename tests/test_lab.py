@@ -44,9 +44,8 @@ def batch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 8])
-def test_negatives_above_the_positive_are_left_out(build, batch, devices):
-  config, params, loss = build('margin', devices, **queries.SCORES)
+def test_negatives_above_the_positive_are_left_out(build, batch):
+  config, params, loss = build('margin', 8, **queries.SCORES)
   frozen = batch[contrastive.FROZEN] @ queries.CORPUS.T
   above = [
     np.flatnonzero(scores > scores[positive])
@@ -64,9 +63,8 @@ def test_negatives_above_the_positive_are_left_out(build, batch, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 8])
-def test_a_learnt_temperature_is_that_of_the_loss_and_of_the_trust_region(build, batch, devices):
-  config, params, loss = build('learnt_temperature', devices, **queries.SCORES)
+def test_a_learnt_temperature_is_that_of_the_loss_and_of_the_trust_region(build, batch):
+  config, params, loss = build('learnt_temperature', 1, **queries.SCORES)
   assert params.pop('head/log_scale') == 0
   scale = np.float32(0.3)
   colder = queries.make_config(
@@ -81,9 +79,8 @@ def test_a_learnt_temperature_is_that_of_the_loss_and_of_the_trust_region(build,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 8])
-def test_a_linear_map_is_of_the_query_alone(build, batch, devices):
-  config, params, loss = build('linear_map', devices, prompt__regularization=0.0, normalize=True)
+def test_a_linear_map_is_of_the_query_alone(build, batch):
+  config, params, loss = build('linear_map', 8, prompt__regularization=0.0, normalize=True)
   start = params['head/map/kernel']  # `make_params` makes all larger
   np.testing.assert_array_equal(start / start[0, 0], np.eye(queries.WIDTH))
   kernel = np.random.default_rng(3).normal(size=(queries.WIDTH,) * 2).astype(np.float32)

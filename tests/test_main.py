@@ -72,12 +72,7 @@ def test_versions_are_those_that_a_report_needs(capsys):
 
 @pytest.mark.parametrize(
   ('words', 'message'),
-  [
-    ([], 'name a command first'),
-    (['trian'], "there is no command 'trian'; did you mean train?"),
-    (['../setup'], "there is no command '../setup'"),
-    (['a\nb'], 'there is no command'),
-  ],
+  [([], 'name a command'), (['trian'], 'did you mean train?'), (['a\nb'], 'there is no command')],
 )
 def test_an_unknown_command_ends_in_one_line(capsys, words, message):
   with pytest.raises(SystemExit) as end:
@@ -107,7 +102,6 @@ def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   ('words', 'own', 'ours'),
   [
     (['--config', 'a.py:b', '--workdir', 'x'], ['--workdir', 'x'], ['--config=a.py:b']),
-    (['--config=a.py', '--config.steps', '3'], [], ['--config=a.py', '--config.steps=3']),
     (['--config=a.py', 'b', '--config'], ['b'], ['--config=a.py', '--config']),
   ],
 )
@@ -128,26 +122,15 @@ def test_experiments_are_listed(capsys):
 
 @pytest.mark.slow
 def test_a_method_beside_its_config_is_found(tmp_path):
-  name, where = 'mine', 'elsewhere'
-  (tmp_path / 'bin').mkdir()
-  (tmp_path / 'bin' / 'dprjax').write_text(SCRIPT)
-  folder = tmp_path / where
-  module = (folder / name.replace('.', '/')).with_suffix('.py')
-  module.parent.mkdir(parents=True, exist_ok=True)
-  module.write_text('raise ValueError("here it is")')
+  folder = tmp_path / 'elsewhere'
+  folder.mkdir()
+  (folder / 'mine.py').write_text('raise ValueError("here it is")')
   (folder / 'own.py').write_text(
     'from dprjax.training import config\n\n\n'
     "def get_config(arg=''):\n  c = config.local(config.default())\n"
-    f"  c.method = '{name}'\n  return c\n"
+    "  c.method = 'mine'\n  return c\n"
   )
-  done = subprocess.run(
-    [sys.executable, 'bin/dprjax', 'train', f'--config={where}/own.py', '--workdir=w'],
-    capture_output=True,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(PACKAGE.parent)},
-    cwd=tmp_path,
-    timeout=120,
-  )
+  done = run('train', '--config=elsewhere/own.py', '--workdir=w', cwd=tmp_path)
   assert done.returncode == 2 and 'mine.py, line 1' in done.stderr and 'here it is' in done.stderr
 
 

@@ -47,7 +47,3 @@ print('fine')
 def test_in_a_fresh_process():
   found = subprocess.run([sys.executable, '-c', CODE], capture_output=True, text=True)
   assert (found.stdout, found.returncode) == ('fine\n', 0), found.stderr
-  asked = subprocess.run(
-    [sys.executable, '-m', 'dprjax.fuse', '--help'], capture_output=True, text=True
-  )
-  assert asked.stdout.startswith('usage: python -m dprjax.fuse') and asked.stderr == ''

@@ -144,14 +144,6 @@ def test_constraints_pin_all_requirements(path):
       )
 
 
-def test_only_benchmarks_need_heavy_packages():
-  for extra, requirements in {**EXTRAS, '': REQUIRES}.items():
-    names = {canonicalize_name(requirement.name) for requirement in requirements}
-    assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), (
-      extra
-    )
-
-
 def test_the_version_is_in_one_place():
   version = re.search(r"'(.+)'", (PACKAGE / 'base' / 'version.py').read_text())[1]
   assert Version(version)

@@ -52,6 +52,17 @@ STEADY = [
 ]
 
 
+# Random dropout of a prompt, a dev split, a checkpoint every other step.
+LOSING = [
+  'dptdr.py:local',
+  '--config.optim.learning_rate=10.0',
+  '--config.steps=20',
+  '--config.eval.every=10',
+  '--config.checkpoint.every=2',
+  '--config.log_every=1',
+]
+
+
 STARTED = []
 
 
@@ -188,6 +199,7 @@ def together(flags, tmp_path_factory):
     if processes > 1:  # a pod takes seconds to start, so it also does the work of other tests
       saved = {'do': 'save', 'mesh': {'data': 2, 'fsdp': 2}}
       jobs += [one | {'workdir': str(folder / 'saved')} for one in ({'do': 'turn'}, saved)]
+      jobs.append({'do': 'train', 'flags': flags(*LOSING), 'workdir': str(folder / 'whole')})
     run(processes, devices, *work(folder, jobs))
     made.append(folder)
   return made
@@ -280,23 +292,8 @@ PATIENCE = 8  # seconds, where the test has to wait for it
 
 
 def training(flags, workdir, *more):
-  """The command of a run that has something to lose: random dropout of a prompt, a dev split, a
-  checkpoint every other step.
-  """
-  return (
-    '-m',
-    'dprjax.train',
-    f'--workdir={workdir}',
-    *flags(
-      'dptdr.py:local',
-      '--config.optim.learning_rate=10.0',
-      '--config.steps=20',
-      '--config.eval.every=10',
-      '--config.checkpoint.every=2',
-      '--config.log_every=1',
-      *more,
-    ),
-  )
+  """The command of a run that has something to lose."""
+  return '-m', 'dprjax.train', f'--workdir={workdir}', *flags(*LOSING, *more)
 
 
 def steps_logged(workdir):
@@ -342,11 +339,13 @@ def test_an_error_on_one_process_is_reported_by_all(trained, flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_host_ends_the_others_and_the_run_ends_with_the_same_bits(flags, tmp_path):
-  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-  run(2, 1, *training(flags, whole))
+@pytest.mark.xdist_group('pods')
+def test_a_killed_host_ends_the_others_and_the_run_ends_with_the_same_bits(
+  together, flags, tmp_path
+):
+  whole, broken = together[1] / 'whole', tmp_path / 'broken'
   victim = random.SystemRandom().randrange(2)
-  pod = Pod(2, 1, *training(flags, broken), f'--peer_timeout={PATIENCE}', '--join_timeout=20')
+  pod = Pod(2, 2, *training(flags, broken), f'--peer_timeout={PATIENCE}', '--join_timeout=20')
   wait_for(lambda: steps_logged(broken) >= 3)
   os.kill(pod.pids()[victim], signal.SIGKILL)
   began = time.monotonic()
@@ -358,7 +357,7 @@ def test_a_killed_host_ends_the_others_and_the_run_ends_with_the_same_bits(flags
     assert 'killed' in line and 'Traceback' not in said, said
   else:  # the coordinator, whose loss ends the other in C++
     assert pod.errors() or 'JAX distributed service' in said, said
-  run(2, 1, *training(flags, broken))
+  run(2, 2, *training(flags, broken))
   assert_same_bits(trainable_of(broken)[1], trainable_of(whole)[1])
   assert metrics_of(broken) == metrics_of(whole)
 

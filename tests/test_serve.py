@@ -40,9 +40,6 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
       (('--host=0.0.0.0',), ('--host=0.0.0.0', '--keys')),
       ((f'--keys={tmp_path / "none"}',), 'none'),
       (('--cors=*',), '--cors=*'),
-      (('--index=a',), 'NAME=VALUE'),
-      (('--index=a=x', '--index=a=y'), ('--index', 'a')),
-      (('--texts=a=x',), ('--texts=a', '--index')),
       (('--retriever=x', '--retrievers=y'), ('--retriever', '--retrievers')),
       (('--reranker_prompt=a=x',), '--reranker_prompt=a'),
       (('--slots=2', '--rows=4'), '--slots=2'),
@@ -55,12 +52,10 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
 @pytest.mark.slow
 def test_many_retrievers_share_a_backbone(small, tmp_path):  # noqa: F811
   small.write(tmp_path, 'qa', 2)
-  small.write(tmp_path, 'chat', 2)
   how = fusion.Fusion(weights={'bm25': 0.5, 'dense': 0.5}, method='zscore')
   passages = {'a': 'json', 'b': 'an http message', 'c': 'xml'}
   found = {
-    'qa': Retriever.load(small.path, tmp_path / 'qa.npz'),
-    'chat': Retriever.load(small.path, tmp_path / 'chat.npz', hybrid=how),
+    'qa': Retriever.load(small.path, tmp_path / 'qa.npz', hybrid=how),
     'bare': Retriever.load(small.path),
   }
   for name, one in found.items():

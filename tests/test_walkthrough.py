@@ -155,10 +155,12 @@ def smaller(config, section=''):
     for key, most in MOST.items()
     if values.get(key, 0) == 'auto' or values.get(key, 0) > most
   }
-  if folder := values['data.passage_embeddings']:  # the length of the tiny encoder
+  if folder := values.get('data.passage_embeddings'):  # the length of the tiny encoder
     manifest = json.loads(pathlib.Path(folder, 'manifest.json').read_text())
     found['data.passage_max_length'] = manifest['max_length']
-  found |= {'steps': 2, 'data.folds': 0}
+  found['steps'] = 2
+  if 'data.folds' in values:
+    found['data.folds'] = 0
   held = {key: 0.3 for key in values if re.search(r'^(tasks\.\w+\.)?data\.hold_out$', key)}
   found |= {key: share for key, share in held.items() if values[key]}
   if config.method.startswith('nir_'):

@@ -99,13 +99,6 @@ def test_mined(tmp_path):
   assert (tmp_path / 't.jsonl.json').exists()
 
 
-def test_arguments_are_checked():
-  with refused('method'):
-    dprjax.fuse({'one': RUN, 'other': WORSE}, 'best')
-  with refused('nonsense'):
-    dprjax.evaluate(RUN, RELEVANT, ['nonsense'])
-
-
 def test_a_run_in_a_file_is_kept_and_its_bm25_is_known(tmp_path):
   run, out = tmp_path / 'bm25.trec', tmp_path / 'fusion.json'
   run.write_text('a Q0 x 1 2.0 t\nb Q0 y 1 1.0 t\n')

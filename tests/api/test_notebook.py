@@ -150,17 +150,12 @@ def test_the_notebook_of_topics(trained, tmp_path, monkeypatch):
     *('matrix vector theorem', 'neuron brain pulse', 'query index database', 'galaxy star orbit'),
     *('protein cell gene', 'market price trade', 'poem verse rhyme', 'engine piston valve'),
   ]
-  rows = [
-    {
-      'id': f'{number}',
-      'title': f'on {words[number % 8]} {number}',
-      'abstract': f'We study {words[number % 8]} and {words[number % 8].split()[number % 2]}. ' * 3,
-      'categories': [f'c{number % 8}'],
-    }
-    for number in range(150)
-  ]
   path = tmp_path / 'arxiv.jsonl'
-  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  with path.open('w') as file:
+    for n in range(150):
+      said = f'We study {words[n % 8]} and {words[n % 8].split()[n % 2]}. ' * 3
+      paper = {'id': f'{n}', 'title': f'on {words[n % 8]} {n}', 'abstract': said}
+      file.write(json.dumps(paper | {'categories': [f'c{n % 8}']}) + '\n')
   options = SMALL | {'topics.path': 'topics.npz', 'topics.batch': 2, 'batch_size': 8}
   options['eval.skip_saturated'] = False  # words of a topic are all that these texts have
   parameters = {

@@ -1,7 +1,4 @@
-"""The decoder of experiments/generation.py: its cache, and its server."""
-
-import json
-import urllib.request
+"""The cache of the decoder of experiments/generation.py."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +8,6 @@ import pytest
 import generation
 from dprjax.models import encoder, hub
 from dprjax.models.family import find
-from tests.models import test_gguf
-from tests.models.conftest import golden  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope='module')
@@ -58,24 +53,3 @@ def test_the_cache_gives_what_reading_everything_again_gives(decoder):
   assert [len(new) for new in ended[1:]] == [
     new.index(end) if end in new else 6 for new in found[1:]
   ]
-
-
-@pytest.mark.slow
-def test_a_real_decoder_goes_on_as_transformers_does_and_serves(golden, tmp_path, monkeypatch):  # noqa: F811
-  test_gguf.load(test_gguf.smollm2, tmp_path, monkeypatch)
-  arrays = golden('gguf_smollm2')
-  made = generation.Decoder(tmp_path / 'model', batch=3)
-  starts = [arrays[f'{number}/tokens'].tolist() for number in range(3)]
-  found = generation.generate(made.config, made.params, starts, 12)
-  assert found == [arrays[f'{number}/new'].tolist() for number in range(3)]
-  server = generation.serve(made.answer)
-  try:
-    body = {'model': 'm', 'messages': [{'role': 'user', 'content': 'Say yes.'}], 'max_tokens': 4}
-    url = f'http://127.0.0.1:{server.server_port}/v1/chat/completions'
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())) as reply:
-      answer = json.load(reply)
-  finally:
-    server.shutdown()
-    server.server_close()
-  assert answer['choices'][0]['message']['content'].strip()
-  assert answer['usage']['completion_tokens'] <= 4

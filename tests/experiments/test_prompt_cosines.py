@@ -2,7 +2,6 @@ import numpy as np
 
 import prompt_cosines
 from dprjax.models.artifact import Prompt
-from tests.refusals import refused
 
 
 def prompt(first, second, **meta):
@@ -31,9 +30,3 @@ def test_cosines_and_weights():
   ]
   np.testing.assert_allclose(prompt_cosines.cosines(PROMPTS), expected, atol=1e-6)
   assert prompt_cosines.weights(PROMPTS) == {'new': {'qa': 0.5, 'dr': -0.25}}
-
-
-def test_prompts_of_two_templates_are_not_compared():
-  longer = prompt([[1, 0], [1, 0]], [[0, 2]])
-  with refused('task.npz'):
-    prompt_cosines.cosines(PROMPTS | {'longer': longer})

@@ -38,7 +38,7 @@ def make_batch(seed=1):
 
 def reference_loss(config, params, batch):
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
-  prefix = params['prompt']['prefix'] if 'prompt' in params else None
+  prefix = params['prompt']['prefix']
   a, p, n = (
     reference.pool(
       reference.encode(
@@ -65,32 +65,22 @@ def reference_loss(config, params, batch):
   return value, np.mean(whole < config.sections.margin), np.mean(whole > 0)
 
 
-SHORTER = {'normalize': True, 'matryoshka': (6, 4)}
-PROMPT = {'prompt__length': 3, 'trainable': ('prompt/.*',)}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('count', 'changes'),
-  [
-    (1, {'grad_cache': 4}),
-    (8, PROMPT | SHORTER | {'grad_cache': 2, 'pooling': 'mean'}),
-  ],
-  ids=str,
-)
-def test_loss_and_gradient_equal_numpy(count, changes):
+def test_loss_and_gradient_equal_numpy():
   config = with_options(
-    **{
-      'method': 'lab.sections',
-      'trainable': ('backbone/.*',),
-      'sections': OWN | {'margin': 0.5},
-      'prompt__dropout': 0.0,
-      'backbone__dropout': 0.0,
-      'batch_size': ROWS,
-    }
-    | changes
+    method='lab.sections',
+    sections=OWN | {'margin': 0.5},
+    trainable=('prompt/.*',),
+    prompt__length=3,
+    prompt__dropout=0.0,
+    backbone__dropout=0.0,
+    batch_size=ROWS,
+    normalize=True,
+    matryoshka=(6, 4),
+    grad_cache=2,
+    pooling='mean',
   )
-  mesh, batch = meshes.make_mesh({'data': count}, jax.devices()[:count]), make_batch()
+  mesh, batch = meshes.make_mesh({'data': 8}), make_batch()
   model = sections.build(config, MODEL, mesh)
   start = starts.init_params(MODEL, 0)
   params = {
@@ -151,12 +141,8 @@ def test_what_is_drawn():
   assert [sorted(part) for part in again] == [sorted(train), sorted(held_out)]
   anchors = {triplet.anchor for triplet in train}
   assert not anchors & {triplet.anchor for triplet in held_out}
-  # Every sentence of an article is an anchor once.
-  everything, none = sections.draw_triplets(ARTICLES, 7)
-  assert len(everything) == 40 * 12 and none == []
   some, few = sections.draw_triplets(ARTICLES, 7, hold_out=0.25, most=50, most_held_out=10)
-  assert (len(some), len(few)) == (50, 10) and set(some) < set(everything)
-  assert len({triplet.anchor for triplet in some[:25]} - {t.anchor for t in everything[:25]}) > 10
+  assert (len(some), len(few)) == (50, 10)
 
 
 @pytest.fixture

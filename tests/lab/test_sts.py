@@ -1,4 +1,4 @@
-"""Scored sentence pairs: each format, and refusals of bad files."""
+"""Scored sentence pairs of each format."""
 
 import gzip
 import json
@@ -7,7 +7,6 @@ import pytest
 
 from lab import sts
 from lab.sts import Pair
-from tests.refusals import refused
 
 CSV = 'A man plays.,"Two, no: three.",2.4\r\n"She said ""no"".",A dog runs.,0\r\n'
 PAIRS = [Pair('A man plays.', 'Two, no: three.', 2.4), Pair('She said "no".', 'A dog runs.', 0.0)]
@@ -38,15 +37,3 @@ def write(path, text):
 )
 def test_formats(tmp_path, name, text):
   assert sts.read_pairs(write(tmp_path / name, text)) == PAIRS
-
-
-@pytest.mark.parametrize(
-  'name, text, message',
-  [
-    ('a.csv', 'One.,Two.,1\nThree.,Four.,5.1\n', ('a.csv', 'line 2', '5.1')),
-    ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two.", "score": true}', ('a.jsonl', 'line 1')),
-  ],
-)
-def test_bad_input(tmp_path, name, text, message):
-  with refused(message):
-    sts.read_pairs(write(tmp_path / name, text))

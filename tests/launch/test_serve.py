@@ -4,10 +4,6 @@ import json
 import pathlib
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-import zipfile
 
 import pytest
 import yaml
@@ -34,8 +30,12 @@ def test_the_container_file():
   copied = {
     name for line in re.findall(r'^COPY (.+) \S+$', text, re.MULTILINE) for name in line.split()
   }
-  assert {'setup.py', 'configs', 'dprjax'} <= copied  # the wheel holds the last two
+  # What setup.py reads, and the folders of a wheel.
+  assert copied >= {'setup.py', 'pyproject.toml', 'README.md', 'LICENSE'}
+  assert copied >= {'constraints', 'configs', 'launch', 'dprjax'}
   assert [name for name in copied - {'dprjax'} if not (ROOT / name).exists()] == []
+  [install] = re.findall(r"^RUN pip install .*? -c (\S+) '\.\[(\w+)\]'", text, re.MULTILINE)
+  assert (ROOT / install[0]).is_file() and install[1] == 'serve'
   start = json.loads(re.search(r'^ENTRYPOINT (.+)$', text, re.MULTILINE)[1])
   assert start == ['python', '-m', 'dprjax.serve']
   args = parse(json.loads(re.search(r'^CMD (.+)$', text, re.MULTILINE)[1]))
@@ -142,10 +142,7 @@ def test_proxies_give_the_server_as_long_and_as_much_as_it_takes():
 
 def test_the_kustomization():
   [made] = manifest('kustomization.yaml')
-  assert (made['apiVersion'], made['kind']) == (
-    'kustomize.config.k8s.io/v1beta1',
-    'Kustomization',
-  )
+  assert made['kind'] == 'Kustomization'
   found = [document for name in made['resources'] for document in manifest(name)]
   [image] = made['images']
   pod = found[0]['spec']['template']['spec']
@@ -156,24 +153,3 @@ def test_the_kustomization():
   [mount] = [one for one in pod['containers'][0]['volumeMounts'] if one['name'] == volume['name']]
   keys = parse(pod['containers'][0]['args']).network.keys
   assert [f'{mount["mountPath"]}/{name}' for name in secret['files']] == [keys]
-
-
-@pytest.mark.slow
-def test_what_the_container_file_copies_is_enough_for_the_package(tmp_path):
-  text = (FOLDER / 'Containerfile').read_text()
-  for line in re.findall(r'^COPY (.+)$', text, re.MULTILINE):
-    *names, target = line.split()
-    for name in names:
-      to = tmp_path / target / name if target == './' else tmp_path / target
-      ignored = shutil.ignore_patterns('__pycache__')
-      if (ROOT / name).is_dir():
-        shutil.copytree(ROOT / name, to, ignore=ignored)
-      else:
-        shutil.copy(ROOT / name, to)
-  [install] = re.findall(r"^RUN pip install .*? -c (\S+) '\.\[(\w+)\]'", text, re.MULTILINE)
-  assert (tmp_path / install[0]).is_file() and install[1] == 'serve'
-  pip = [sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w', 'out']
-  subprocess.run([*pip, '.'], cwd=tmp_path, check=True, capture_output=True)
-  [wheel] = (tmp_path / 'out').iterdir()
-  names = zipfile.ZipFile(wheel).namelist()
-  assert 'dprjax/serve.py' in names and 'dprjax/training/launch/serve/kubernetes.yaml' in names

@@ -325,7 +325,6 @@ def test_after_bad_input_the_job_does_not_restart(cluster):
 @pytest.mark.parametrize(
   'tasks, per_node, devices',
   [(4, 4, None), (1, 1, '0,1,2,3')],
-  ids=['a process a GPU', 'a process a node'],
 )
 def test_gpus(cluster, tasks, per_node, devices):
   """Every process sees all GPUs of its node, and JAX_LOCAL_DEVICE_IDS names several of its own."""

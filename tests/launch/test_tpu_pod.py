@@ -200,10 +200,3 @@ def test_restarts_after_crashes_but_not_after_bad_input(pod, program, status, st
   assert message in out
   logs = pod.cloud.glob('host*/dprjax/log')
   assert [log.read_text().count('begun') for log in logs] == [starts, starts]
-
-
-def test_usage(pod):
-  process = pod()
-  out, _ = process.communicate(timeout=30)
-  assert process.returncode == 2
-  assert 'launch/tpu_pod.sh status | log | stop | delete' in out
