@@ -22,6 +22,7 @@ from etils import epath
 from dprjax.base.errors import InputError
 
 PathLike = str | os.PathLike[str]
+HUB = 'hf:'  # begins the name of a data set of the hub
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]{1,9})')
@@ -64,6 +65,11 @@ def check_scheme(path: PathLike) -> None:
 
 def is_remote(path: PathLike) -> bool:
   return '://' in str(path)
+
+
+def is_hub_name(path: PathLike) -> bool:
+  """Whether a source is a data set of the hub (``hf://`` is a path of fsspec)."""
+  return str(path).startswith(HUB) and not is_remote(path)
 
 
 def is_special(path: PathLike) -> bool:

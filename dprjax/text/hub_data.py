@@ -15,7 +15,6 @@ from etils import epath
 from dprjax.base import files, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.text.records import HUB
 
 _MARK = 'hub_data.json'
 _log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epat
     aside.mkdir()
     for number, split in enumerate(about['splits']):
       wanted = own if own and not number else split
-      source = f'{HUB}{name}:{config}:{wanted}' if config else f'{HUB}{name}:{wanted}'
+      source = f'{files.HUB}{name}:{config}:{wanted}' if config else f'{files.HUB}{name}:{wanted}'
       path, count = aside / f'{split}.jsonl', 0
       with files.no_room(path), path.open('wb') as file:
         for row in rows(source):
@@ -75,7 +74,7 @@ def _is_json(value: Any) -> bool:
 
 def _parts(given: str) -> tuple[str, str, str]:
   """Name, config and split; the last two may be empty."""
-  name, *more = given.removeprefix(HUB).split(':')
+  name, *more = given.removeprefix(files.HUB).split(':')
   if not name or len(more) > 2 or not all(more):
     raise InputError(f'{given!r:.80}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT')
   config = more[0] if len(more) == 2 else ''

@@ -51,7 +51,7 @@ def find(given: files.PathLike, side: str) -> list[Input]:
   """
   what = f'{side} file'
   path = epath.Path(given)
-  if records.is_hub_name(given):
+  if files.is_hub_name(given):
     return [Input(path, '', False)]
   if files.is_pattern(given):
     found = files.matching(given)
@@ -81,7 +81,7 @@ def check_again(paths: Iterable[files.PathLike], side: str, what: str) -> None:
   """Raises InputError, with ``what``, for an input that is missing or cannot be read again."""
   for path in paths:
     for one in find(path, side):
-      if not records.is_hub_name(one.path):
+      if not files.is_hub_name(one.path):
         files.regular_file(one.path, what)
 
 

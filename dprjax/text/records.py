@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar('T')
 
-HUB = 'hf:'  # begins the name of a data set of the hub
 ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
 INDEX = columns.UNNAMED.format(0)
 
@@ -59,23 +58,18 @@ class Unnamed(NamedTuple):
   positions: Sequence[Sequence[str]]
 
 
-def is_hub_name(path: files.PathLike) -> bool:
-  """Whether a source is a data set of the hub (``hf://`` is a path of fsspec)."""
-  return str(path).startswith(HUB) and not files.is_remote(path)
-
-
 def ending_of(path: files.PathLike) -> str:
   """The ending of a file name in lower case, without the ending of a compression."""
   return reading.plain_name(path).rpartition('.')[2].lower()
 
 
 def is_json(path: files.PathLike) -> bool:
-  return not is_hub_name(path) and ending_of(path) in ('jsonl', 'json')
+  return not files.is_hub_name(path) and ending_of(path) in ('jsonl', 'json')
 
 
 def unit_of(path: files.PathLike) -> str:
   """What the number of a `Row` counts."""
-  return 'row' if is_hub_name(path) or ending_of(path) == 'parquet' else 'line'
+  return 'row' if files.is_hub_name(path) or ending_of(path) == 'parquet' else 'line'
 
 
 def read(path: files.PathLike, what: str, unnamed: Unnamed | None = None) -> Iterator[Row]:
@@ -84,7 +78,7 @@ def read(path: files.PathLike, what: str, unnamed: Unnamed | None = None) -> Ite
   A file with an ending that is not in `ENDINGS` is a table of tabs if that may be ``unnamed``, and
   JSON otherwise.
   """
-  if is_hub_name(path):
+  if files.is_hub_name(path):
     from dprjax.text import hub_data
 
     for number, values in enumerate(hub_data.rows(str(path)), 1):
@@ -127,7 +121,7 @@ def read_columns(
 
 def names_of(path: files.PathLike, what: str) -> list[str]:
   """The names of the values of the first row."""
-  if is_hub_name(path):
+  if files.is_hub_name(path):
     from dprjax.text import hub_data
 
     return hub_data.names(str(path))

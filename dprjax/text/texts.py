@@ -191,7 +191,7 @@ class Texts:
   def sha256(self) -> str:
     """SHA-256 of the file if the input is a single regular file, else of `digest`."""
     [first, *more] = self._inputs
-    if more or first.document or records.is_hub_name(first.path):
+    if more or first.document or files.is_hub_name(first.path):
       return digest(self)
     return files.sha256_file(files.regular_file(first.path, f'{self.side} file'))
 

@@ -19,7 +19,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive, distillation
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import batches, docstrings, records, seen, sources, token_cache
+from dprjax.text import batches, docstrings, seen, sources, token_cache
 from dprjax.text.qrels import Qrels, write_qrels
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
@@ -315,7 +315,7 @@ def find_splits(
     path, format = str(workdir / 'data' / task), 'beir'
     if not epath.Path(path).exists():
       docstrings.build(path, section.dir.split(','), categories=categories)
-  elif records.is_hub_name(path):
+  elif files.is_hub_name(path):
     from dprjax.text import hub_data
 
     splits = [split for split in (section.train_split, section.dev_split) if split]
