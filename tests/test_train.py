@@ -218,7 +218,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
 
 def child(workdir, *flags):
   config = f'--config={ROOT}/configs/dptdr.py:local'
-  usual = ('--config.steps=40', '--config.eval.every=15', '--config.prompt.dropout=0.2')
+  usual = ('--config.steps=24', '--config.eval.every=10', '--config.prompt.dropout=0.2')
   return subprocess.Popen(
     [sys.executable, '-m', 'dprjax.train', config, f'--workdir={workdir}', *usual, *flags],
     env=devices.environment(PYTHONPATH=str(ROOT)),
@@ -256,9 +256,9 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
   time.sleep(draw.uniform(0.0, 0.2))
   process.kill()
   _, err = process.communicate()
-  assert process.returncode == -signal.SIGKILL or 'done at step 40' in err, err
+  assert process.returncode == -signal.SIGKILL or 'done at step 24' in err, err
   _, err = (process := child(killed)).communicate()
-  assert process.returncode == 0 and 'done at step 40' in err, err
+  assert process.returncode == 0 and 'done at step 24' in err, err
   assert_same_bits(trainable_of(killed)[1], trainable_of(whole)[1])
   assert metrics_of(killed) == metrics_of(whole)
 
