@@ -160,6 +160,7 @@ def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
     (['--queries=prompt'], ['prompt_sha256']),
     (['--queries=dimension'], ['dimension', '16', '8', '--dimensions=8']),
     (['--rescore=short'], ['--rescore', '--queries', 'dimension']),
+    (['--rescore=binary'], ['--rescore', 'binary']),
     (['--rescore=other texts'], ['--corpus=corpus']),
     (['--rescore=corpus', '--out=corpus/run.trec'], ['--out=corpus/run.trec']),
     (['--out=corpus/manifest.json'], ['--corpus=corpus']),

@@ -128,6 +128,8 @@ def _check_rescore(
 ) -> None:
   """Raises InputError if ``rescore`` cannot order the results of ``corpus``."""
   rescore.check_side('passage', '--rescore')
+  if rescore.meta.dtype == 'binary':
+    raise InputError(f'--rescore: {rescore.folder} has binary codes; use float or int8 vectors')
   if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
     raise InputError(
       f'--rescore: {rescore.folder} has other passages than --corpus={corpus.folder}'
