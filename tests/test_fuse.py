@@ -118,7 +118,7 @@ def test_shards_of_one_corpus(folder, refused):
   shards = [f'--run={number}.trec' for number in (2, 0, 1)]
   fuse.main([*shards, '--shards', '--k=9', '--out=run.trec'])
   assert rankings('run.trec') == {query: ranking[:9] for query, ranking in whole.items()}
-  refused([*shards, '--run=dense.trec', '--shards'], 'document', '--shards')
+  refused([*shards, '--run=dense.trec', '--shards'], 'document', 'query', '--shards')
   for number in range(2):
     (folder / f'{number}.trec.json').write_text(
       json.dumps({'index': 'exact', 'backbone_sha256': str(number) * 64})

@@ -150,7 +150,10 @@ def fuse(
   progress = Progress('queries', len(query_ids), 'fusing')
   for number, query_id in enumerate(query_ids, start=1):
     found = _of(runs, query_id)
-    ranking = fusion.merge([*found.values()], k) if how is None else how.fuse(found, k)
+    try:
+      ranking = fusion.merge([*found.values()], k) if how is None else how.fuse(found, k)
+    except InputError as error:
+      raise InputError(f'query {query_id}: {error}') from error
     if not shared:
       ids = [id_ for one in found.values() for id_ in one.ids]
       shared = len(set(ids)) < len(ids)
