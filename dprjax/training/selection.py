@@ -162,7 +162,8 @@ def choose_alternative(
       result = train(Trial(config, folder, False, rival))
       if not result.done or result.saturated:
         return result
-      assert result.gain is not None
+      if result.gain is None:
+        raise InputError(f'config.alternatives: {config.method} has no evaluation for a comparison')
       gains[name] = result.gain
       scores = baseline.kept(folder, result.best_step) if result.best_step else None
       if scores is not None and (rival is None or gains[rival.name].best < result.gain.best):

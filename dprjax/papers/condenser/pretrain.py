@@ -272,8 +272,12 @@ def find_data(
     if not folder.exists():
       docstrings.build(folder, packages=section.dir.split(','))
     paths = [folder / 'corpus.jsonl']
-  else:
+  elif section.format in ('auto', 'corpus'):
     paths = [files.existing(path.strip(), 'text') for path in section.dir.split(',')]
+  else:
+    raise InputError(
+      f"config.data.format: expected 'corpus' or 'docstrings', not {section.format!r}"
+    )
 
   def read() -> Iterator[str]:
     return (document.text for document in read_documents(paths, ReadReport()))
