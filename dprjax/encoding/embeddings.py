@@ -464,7 +464,7 @@ def load_embeddings(
     shards.append(ShardRows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)
   if not whole or digest.hexdigest() != manifest.ids_sha256:
-    raise InputError(f'{where}: the files have other shards, shapes or ids than it: encode again')
+    raise InputError(f'{where}: shards, shapes or ids differ from {MANIFEST}: encode again')
   return Embeddings(shards, meta, sha256_file(path), id_files)
 
 

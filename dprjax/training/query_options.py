@@ -39,9 +39,9 @@ def table() -> types.SimpleNamespace:
   # with prompt.sides='query', further negatives: 0, none; a number, drawn for each update; -1, the
   # whole corpus, kept on every device
   c.corpus_negatives = whole(0, least=0, most=2**20, also=-1).only(prompt__sides='query')
-  # fraction of hard negatives from each source; they add up to 1.
+  # fraction of hard negatives from each source; they add up to 1
   c.mix = types.SimpleNamespace()
-  c.mix.denoised = number(0.0, least=0, most=1)  # Of mined negatives that a reranker passed
+  c.mix.denoised = number(0.0, least=0, most=1)  # of mined negatives that a reranker passed
   # of all mined negatives, and of those in a file without sources
   c.mix.undenoised = number(1.0, least=0, most=1)
   c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus

@@ -177,7 +177,7 @@ def to_peft(
   elif model.window is not None and length + longest > model.window:
     why = f'{length} vectors and {longest} tokens exceed the window of {model.window}'
   elif turn is None and not meta['shift_positions']:
-    why = 'it counts positions from P; train with --config.prompt.shift_positions=True'
+    why = f'PEFT counts positions from {length}: train with --config.prompt.shift_positions=True'
   if why:
     raise InputError(f'{where}: not a prompt for PEFT ({why}); export with another --format')
   if turn is not None and not meta['shift_positions']:
