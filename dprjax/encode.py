@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,6 @@ from dprjax.text.vector_spec import SIDES
 
 if TYPE_CHECKING:
   from dprjax.encoding.text_encoder import Encoder
-
-logger = logging.getLogger('dprjax')
 
 _CHECKED = 1000  # texts checked for words of the topics
 
@@ -81,7 +78,7 @@ class Flags:
     choices=manifest.DTYPES,
   )
   dimensions: int | None = flag(
-    'keep only this many leading numbers of a vector, for models trained for it (default: all)',
+    'keep only this many leading numbers of a vector (default: all)',
     None,
     most=2**20,
   )
@@ -146,7 +143,6 @@ def _encode(args: Flags) -> None:
     raise InputError(
       '--precision=float16 needs --normalize=true: other values can exceed its range'
     )
-  _warn_untrained_length(encoder)
   judged = read_qrels(args.qrels) if args.qrels else None
   with Texts(args.input, args.side, judged, columns=args.column).kept() as every:
     texts: Iterable[Text] = every
@@ -195,17 +191,6 @@ def _topic_of(encoder: Encoder, args: Flags, texts: Iterable[Text]) -> int | Non
     for model in encoder.topics.values():
       model.check_shares(first, args.input)
   return None
-
-
-def _warn_untrained_length(encoder: Encoder) -> None:
-  prompt = encoder.entry().prompt
-  trained = [] if prompt is None else prompt.meta.get('matryoshka', [])
-  whole = encoder.backbones['passage'].config.vector_size
-  if encoder.dimension < whole and encoder.dimension not in trained:
-    logger.info(
-      '--dimensions=%d: no prompt was trained for it (config.matryoshka); measure the loss',
-      encoder.dimension,
-    )
 
 
 if __name__ == '__main__':

@@ -133,18 +133,6 @@ def candidate_scores(q, p, passage_index, relevant, temperature, in_batch, corpu
   return lists, correct, seen
 
 
-def over_lengths(loss, lengths, normalize, *vectors):
-  """Matryoshka: the mean of a loss over vectors cut to these lengths, and over whole ones."""
-  values = [loss(*vectors)]
-  for length in lengths:
-    if length < vectors[0].shape[-1]:
-      short = [x[..., :length] for x in vectors]
-      if normalize:
-        short = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in short]
-      values.append(loss(*short))
-  return sum(values) / len(values)
-
-
 def distillation_loss(scores, teacher, kind):
   """Loss of [B, C] scores, the positive in column 0, a query at a time; NaN: no score."""
   values = []

@@ -164,8 +164,7 @@ class Encoder:
         at most half of their memory.
       batch_size: the most texts at a time, over all devices.
       dtype: a name for ``models.encoder_config.arithmetic``.
-      dimensions: keep this many leading numbers of each vector, normalized again if vectors are;
-        for models trained with ``config.matryoshka``.
+      dimensions: keep this many leading numbers of each vector, normalized again if vectors are.
     """
     if pooling is not None:
       poolings.find(pooling)

@@ -7,8 +7,7 @@ queries at a time and recomputes the scores for the gradient, so memory grows li
 passages.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,6 @@ from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Params
-from dprjax.models.embed import unit
 
 FROZEN = 'frozen_query_vectors'  # key of a batch, for the regularization
 VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # names of constant parameters
@@ -135,47 +133,6 @@ def check_update(config: ConfigDict, in_batch: bool = True) -> None:
       'config.batch_size, config.in_batch: no text of an update has a negative; use 2 or more in '
       'an update, or config.negatives=1'
     )
-
-
-def check_lengths(lengths: Sequence[int], vector_size: int) -> None:
-  """Raises InputError if ``config.matryoshka`` exceeds the vector size."""
-  if lengths and max(lengths) > vector_size:
-    raise InputError(
-      f'config.matryoshka: {max(lengths)} exceeds the {vector_size} dimensions of the backbone'
-    )
-
-
-def over_lengths(
-  lengths: Sequence[int],
-  normalize: bool,
-  score: Callable[..., tuple[Any, Any]],
-  *vectors: Any,
-) -> tuple[Any, Any]:
-  """Mean loss over vectors cut to several lengths.
-
-  Matryoshka representation learning (Kusupati et al. 2022, Eq. 1, with equal weights): each prefix
-  of a vector is trained as a vector of its own.
-
-  Args:
-    lengths: ``config.matryoshka``; H is always added.
-    normalize: whether shortened vectors are scaled to unit length.
-    score: ``(*vectors) -> (losses, others)``.
-
-  Returns:
-    The mean losses, and ``others`` for full vectors.
-  """
-  losses, others = score(*vectors)
-  full = jax.tree.leaves(vectors)[0].shape[-1]
-  shorter = [length for length in lengths if length < full]
-  if not shorter:
-    return losses, others
-
-  def cut(length: int) -> tuple[Any, ...]:
-    prefixes = jax.tree.map(lambda x: x[..., :length], vectors)
-    return jax.tree.map(unit, prefixes) if normalize else prefixes
-
-  more = [score(*cut(length))[0] for length in shorter]
-  return jax.tree.map(lambda *each: sum(each) / len(each), losses, *more), others
 
 
 def false_negatives(

@@ -78,7 +78,6 @@ class _Meta(msgspec.Struct):
   query_prefix: str = ''
   passage_prefix: str = ''
   sides: Literal['both', 'query'] = 'both'
-  matryoshka: list[Annotated[int, msgspec.Meta(ge=1)]] = []
   gain: _Gain | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -45,11 +45,8 @@ class Wanted(NamedTuple):
       raise Failure(
         400, f'queries and passages have different vectors: ask for {names}', param='model'
       )
-    shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
-    given = sorted({*shorter, whole}, reverse=True)
-    if self.dimensions not in (None, *given):
-      sizes = ' or '.join(map(str, given))
-      raise Failure(400, f'this model has vectors of {sizes} dimensions', param='dimensions')
+    if self.dimensions is not None and self.dimensions > whole:
+      raise Failure(400, f'this model has vectors of {whole} dimensions', param='dimensions')
     if self.normalize is False and version.spec.normalize:
       raise Failure(400, 'vectors of this model have length 1', param='normalize')
     if tokens.truncated and not self.cut:

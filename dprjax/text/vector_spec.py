@@ -25,7 +25,7 @@ class VectorSpec:
     normalize: whether vectors have unit length, so that the inner product is the cosine.
     query_max_length, passage_max_length: tokens of a text, special ones included.
     query_prefix, passage_prefix: put before a text.
-    dimension: how many leading numbers of a vector are kept (Matryoshka), rescaled if `normalize`;
+    dimension: how many leading numbers of a vector are kept, rescaled if `normalize`;
       None: all.
   """
 

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base import distributed, tree
-from dprjax.encoding import codes
 from dprjax.encoding.embedder import Embedder, EmbedFn
 from dprjax.retrieval import best, exact, measures
 from dprjax.text import sources, token_cache, trec
@@ -238,22 +237,12 @@ class DevRanking:
     return Frozen(self.data.config, self.data.workdir, self.tokenizer)
 
   def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
-    def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> measures.Metrics:
-      k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)
-      top = exact.search(query, passage, k, ids_at=ids_at)
-      run = trec.run_from_rows(self.query_ids, self.passage_ids, top.rows, top.scores)
-      return measures.measure(run, self._qrels, names)
-
-    config, wanted = self.data.config, self._wanted
-    whole = measure(vectors['query'], vectors['passage'], wanted)
-    found = dict(whole['mean'])
-    for length in config.matryoshka:
-      if length < vectors['query'].shape[1]:
-        query, passage = (codes.cut(vectors[side], length, config.normalize) for side in SIDES)
-        cut = measure(query, passage, wanted[:1])['mean']
-        found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
-    measured = whole['per_query'][wanted[0]]
+    k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)
+    top = exact.search(vectors['query'], vectors['passage'], k, ids_at=ids_at)
+    run = trec.run_from_rows(self.query_ids, self.passage_ids, top.rows, top.scores)
+    found = measures.measure(run, self._qrels, self._wanted)
+    measured = found['per_query'][self._wanted[0]]
     new = {'': np.array([self._new[id_] for id_ in measured])} if self._new else {}
     fuse = self._with_words
     fused = {} if fuse is None else {'': fuse(vectors, [*measured])}
-    return Scores(found, of_queries(whole, wanted[0]), new, fused)
+    return Scores(found['mean'], of_queries(found, self._wanted[0]), new, fused)

@@ -31,7 +31,6 @@ def build(
 ) -> Model:
   """InfoNCE over the global batch."""
   contrastive.check_negatives(config)
-  contrastive.check_lengths(config.matryoshka, model.vector_size)
   encoders = dual_encoder.build(config, model, devices)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
@@ -65,39 +64,23 @@ def contrast(
   """
   settings = config.prompt
   by_scores = frozen is not None and settings.regularization_on == 'scores'
-
-  def score(
-    vectors: Vectors, teacher: Vectors | None, negatives: Float[Array, 'S H'] | None
-  ) -> tuple[dict[str, Array], contrastive.ContrastiveMetrics]:
-    query, passage = vectors
-    metrics = contrastive.info_nce(
-      query,
-      passage,
-      batch['passage_index'],
-      batch['relevant'],
-      devices,
-      temperature=config.temperature,
-      # The corpus includes the passages of the batch.
-      in_batch=config.in_batch and config.corpus_negatives >= 0,
-      corpus=None if corpus is None or negatives is None else corpus._replace(vectors=negatives),
-      teacher=teacher,
-    )
-    scores = distillation.dot(query, passage) / config.temperature
-    losses = distillation.add(config, 'info_nce', jnp.mean(metrics.loss), scores, batch)
+  metrics = contrastive.info_nce(
+    *vectors,
+    batch['passage_index'],
+    batch['relevant'],
+    devices,
+    temperature=config.temperature,
+    # The corpus includes the passages of the batch.
+    in_batch=config.in_batch and config.corpus_negatives >= 0,
+    corpus=corpus,
+    teacher=frozen if by_scores else None,
+  )
+  scores = distillation.dot(*vectors) / config.temperature
+  losses = distillation.add(config, 'info_nce', jnp.mean(metrics.loss), scores, batch)
+  if frozen is not None:
     if metrics.divergence is not None:
       losses |= {'regularization': jnp.mean(metrics.divergence)}
-    return losses, metrics
-
-  losses, metrics = contrastive.over_lengths(
-    config.matryoshka,
-    config.normalize,
-    score,
-    vectors,
-    frozen if by_scores else None,
-    None if corpus is None else corpus.vectors,
-  )
-  if frozen is not None:
-    if not by_scores:
+    else:
       distances = [squared_distance(vectors.query, frozen.query)]
       if 'passage_vectors' not in batch:  # else they are those of the frozen encoder
         distances.append(squared_distance(vectors.passage, frozen.passage))

@@ -37,7 +37,6 @@ OPTIONS = (
   'prompt.tied',
   'prompt.init_text',
   'backbone.two_encoders',
-  'matryoshka',
 )
 
 
@@ -306,7 +305,6 @@ def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
     'kind': kind,
     **spec.to_meta(),
     'temperature': float(config.temperature),
-    **({'matryoshka': list(shorter)} if (shorter := config.get('matryoshka')) else {}),
   }
 
 

@@ -155,19 +155,6 @@ def lengths(*values: int) -> Option:
   )
 
 
-def descending(*values: int) -> Option:
-  """Descending numbers of dimensions, possibly none."""
-  return Option(
-    values,
-    lambda v: (
-      isinstance(v, tuple | list)
-      and all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 2**20 for n in v)
-      and list(v) == sorted(set(v), reverse=True)
-    ),
-    'descending whole numbers from 1 to 1048576, or ()',
-  )
-
-
 def table() -> types.SimpleNamespace:
   """The options of every experiment."""
   c = types.SimpleNamespace()

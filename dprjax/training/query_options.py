@@ -5,7 +5,7 @@ from typing import Any
 
 import ml_collections
 
-from dprjax.training.options import SET, choice, descending, number, switch, text, whole
+from dprjax.training.options import SET, choice, number, switch, text, whole
 
 
 def local(c: ml_collections.ConfigDict) -> None:
@@ -30,9 +30,6 @@ def table() -> types.SimpleNamespace:
   c.backbone.two_encoders = switch(False).only(optional=True)
 
   c.in_batch = switch(True)  # passages of other queries on all devices are negatives
-  # Matryoshka: lengths of shortened vectors, such as (384, 256, 128, 64); the loss is the mean over
-  # these and full vectors. (): only full vectors
-  c.matryoshka = descending().only(optional=True)
   # the positive of a query: 'rotate', the next one in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch only

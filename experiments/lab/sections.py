@@ -23,7 +23,6 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.losses import contrastive
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import fingerprint
@@ -67,21 +66,15 @@ def build(
     InputError: a option has a value it cannot have.
   """
   configs.check_own(config, OPTIONS)
-  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices)
   margin = config.sections.margin
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    def score(anchor: Array, positive: Array, negative: Array) -> tuple[Array, Array]:
-      near, far = distance(anchor, positive), distance(anchor, negative)
-      value = jnp.mean(jax.nn.relu(near - far + margin))
-      return value, jnp.mean((near < far).astype(jnp.float32))
-
-    value, accuracy = contrastive.over_lengths(
-      config.matryoshka, config.normalize, score, *encode(params, batch, key)
-    )
-    return value, {'loss': value, 'accuracy': accuracy}
+    anchor, positive, negative = encode(params, batch, key)
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    value = jnp.mean(jax.nn.relu(near - far + margin))
+    return value, {'loss': value, 'accuracy': jnp.mean((near < far).astype(jnp.float32))}
 
   shown = {'accuracy': 'accuracy'}
   return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)

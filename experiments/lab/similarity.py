@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.losses import contrastive
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.embed import unit
 from dprjax.models.encoder_config import EncoderConfig
@@ -47,20 +46,15 @@ def build(
   Raises:
     InputError: a option has a value it cannot have.
   """
-  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices, finish=unit)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
-    def score(first: Array, second: Array) -> tuple[Array, Array]:
-      cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
-      error = cosine - batch['score']
-      return jnp.mean(jnp.square(error)), jnp.mean(jnp.abs(error))
-
-    value, error = contrastive.over_lengths(
-      config.matryoshka, True, score, *encode(params, batch, key)
-    )
-    return value, {'loss': value, 'error': error}
+    first, second = encode(params, batch, key)
+    cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
+    error = cosine - batch['score']
+    value = jnp.mean(jnp.square(error))
+    return value, {'loss': value, 'error': jnp.mean(jnp.abs(error))}
 
   shown = {'error': 'mean error'}
   return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)

@@ -95,7 +95,6 @@ def test_for_queries_alone(tmp_path):
   [
     (('query/prefix',), {}, 'passage/prefix'),
     (('query/prefix', 'passage/prefix'), {'sides': 'query'}, 'passage/prefix'),
-    (('prefix',), {'matryoshka': [8, 0]}, 'matryoshka'),
   ],
 )
 def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):

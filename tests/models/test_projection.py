@@ -100,9 +100,10 @@ def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, t
   folder, _ = projected
 
   def run(workdir, *more):
-    split = '--config.mesh.fsdp=2', '--config.matryoshka=(8,)'
     workdir = tmp_path / workdir
-    status, log = train_small(command, trained, folder, workdir, *split, *more, steps=2)
+    status, log = train_small(
+      command, trained, folder, workdir, '--config.mesh.fsdp=2', *more, steps=2
+    )
     assert status == 0, log
 
   run('prompt')

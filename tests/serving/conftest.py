@@ -69,7 +69,7 @@ def folder(small, tmp_path_factory):
   folder = tmp_path_factory.mktemp('served') / 'prompts'
   small.write(folder, 'qa', 2)
   small.write(folder, 'chat', 3, passage=1, pooling='cls', normalize=False)
-  small.write(folder, 'asks', 1, index='qa', matryoshka=[16, 8])
+  small.write(folder, 'asks', 1, index='qa')
   return folder
 
 

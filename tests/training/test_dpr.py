@@ -104,23 +104,12 @@ def reference_loss(config, params, batch):
     distilled = reference.distillation_loss(scores, teacher, settings.loss)
     return settings.weight * distilled + (1 - settings.weight) * value
 
-  value = reference.over_lengths(
-    loss, config.matryoshka, config.normalize, vectors['query'], vectors['passage']
-  )
+  value = loss(vectors['query'], vectors['passage'])
   if not apart:
     return value
   if config.prompt.regularization_on == 'scores':
-
-    def far(q, p, bare_q, bare_p):
-      both = (bare_q, bare_p), (q, p)
-      return reference.divergence(*(reference.candidate_scores(*two, *rest)[0] for two in both))
-
-    apart = reference.over_lengths(
-      far,
-      config.matryoshka,
-      config.normalize,
-      *(found[side] for found in (vectors, frozen) for side in ('query', 'passage')),
-    )
+    both = ([found[side] for side in ('query', 'passage')] for found in (frozen, vectors))
+    apart = reference.divergence(*(reference.candidate_scores(*two, *rest)[0] for two in both))
   return value + config.prompt.regularization * np.mean(apart)
 
 
@@ -133,7 +122,6 @@ OTHERS = [
   {'in_batch': False},
 ]
 SCORES = ANCHOR | {'prompt__regularization_on': 'scores'}
-SHORTER = {'matryoshka': (6, 3)}
 MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
 LISTS = {'distillation__loss': 'kl', 'distillation__temperature': 2.0, 'temperature': 0.5}
 
@@ -145,14 +133,14 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('sizes', 'settings'),
   [
-    slow({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
-    slow({'data': 8}, CHUNKED[1] | SHORTER | SCORES),
+    slow({'data': 8}, CHUNKED[1] | MARGINS | ANCHOR),
+    slow({'data': 8}, CHUNKED[1] | SCORES),
     slow({'data': 1}, SCORES | {'normalize': True, 'pooling': 'mean', 'in_batch': False}),
     ({'data': 1}, {}),
-    slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
+    slow({'data': 1}, {'normalize': True, 'temperature': 0.1}),
     slow({'data': 1}, MARGINS | CHUNKED[1]),
     slow({'data': 8}, LISTS),
-    slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),
+    slow({'data': 1}, LISTS | {'grad_cache': 2}),
     *(slow({'data': 8}, settings) for settings in [CHUNKED[0], *OTHERS]),
     slow({'data': 4, 'model': 2}, CHUNKED[1]),
   ],

@@ -168,15 +168,6 @@ def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, ch
     start(**{'negatives': 0} | changes)
 
 
-@pytest.mark.slow
-def test_shortened_vectors_are_measured_too(start, bag):
-  data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
-  found = data.evaluation(bag)(WEIGHTS).means
-  # The first places of these vectors are those of special tokens, which count nothing: all tie.
-  assert {*found} == {'RR@10', 'nDCG@10', 'R@100', 'RR@10/3', 'RR@10/1'}
-  assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
-
-
 def test_few_queries_are_held_out_in_turns(start, find, bag, folder, tmp_path, settings):
   few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
   data = start(**few, data__folds_below=10)  # as many as there are

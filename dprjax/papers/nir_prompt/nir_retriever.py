@@ -29,7 +29,6 @@ from dprjax.training.method import Model, Parts
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """InfoNCE over the global batch, with texts in the templates of their tasks."""
   contrastive.check_negatives(config)
-  contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.pooling not in template_tokens.POOLINGS:
     raise InputError(
       f'config.pooling: with a template use one of {", ".join(template_tokens.POOLINGS)}, not '
@@ -85,4 +84,4 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown)
 
 
-METHOD = nir_prompt.method(build, 'retrieval', SIDES, options={build: ('grad_cache', 'matryoshka')})
+METHOD = nir_prompt.method(build, 'retrieval', SIDES, options={build: ('grad_cache',)})

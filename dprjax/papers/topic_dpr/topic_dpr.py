@@ -52,7 +52,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """The losses of Eqs. 3 to 7."""
   check_options(config, devices)
   dual_encoder.check_pooling(config, model)
-  contrastive.check_lengths(config.matryoshka, model.vector_size)
   settings, spec = config.topics, vector_spec.of_config(config)
   prompted = bool(settings.path) and not settings.words
   encoders = dual_encoder.build(config, model, devices)
@@ -136,32 +135,24 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     q = embed_rows(params, adapter, queries, keys[0])[:, 0]
     p = embed_rows(params, adapter, passages, keys[1])[:, 0]
     alpha, count = settings.alpha, topic_count(adapter)
-    under_all = []
+    topic_topic = jnp.zeros((), jnp.float32)
     if alpha and count > 1 and settings.topic_topic:
       # Evenly spaced rows, equally many on every device.
       every = len(q) // (settings.batch or len(q))
       tokens, mask = (jnp.repeat(array[::every], count, axis=1) for array in passages[:2])
       every_topic = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), tokens.shape[:2])
-      under_all = [embed_rows(params, adapter, (tokens, mask, every_topic), keys[2])]
-
-    def score(q: Array, p: Array, *under_all: Array) -> tuple[tuple[Array, ...], Array]:
-      qp, qq, accuracy = topic_losses.document_losses(
-        q,
-        p,
-        batch['categories'],
-        batch['passage_index'],
-        batch['relevant'],
-        devices,
-        temperature=config.temperature,
-      )
-      apart = jnp.zeros((), jnp.float32)
-      for vectors in under_all:
-        apart = topic_losses.topic_topic_loss(vectors, devices, margin=settings.margin)
-      return (jnp.mean(qp), jnp.mean(qq), apart), accuracy
-
-    (query_passage, query_query, topic_topic), accuracy = contrastive.over_lengths(
-      config.matryoshka, True, score, q, p, *under_all
+      under_all = embed_rows(params, adapter, (tokens, mask, every_topic), keys[2])
+      topic_topic = topic_losses.topic_topic_loss(under_all, devices, margin=settings.margin)
+    qp, qq, accuracy = topic_losses.document_losses(
+      q,
+      p,
+      batch['categories'],
+      batch['passage_index'],
+      batch['relevant'],
+      devices,
+      temperature=config.temperature,
     )
+    query_passage, query_query = jnp.mean(qp), jnp.mean(qq)
     value = (1 - 2 * alpha) * query_passage + alpha * query_query + alpha * topic_topic
     return value, {
       'query_passage': query_passage,
@@ -450,7 +441,7 @@ METHOD = Method(
   build,
   find_data,
   export,
-  options={build: ('grad_cache', 'prompt.length', 'matryoshka')},
+  options={build: ('grad_cache', 'prompt.length')},
   requires={'negatives': 0, 'normalize': True, 'in_batch': True},
   shapes=shapes,
 )

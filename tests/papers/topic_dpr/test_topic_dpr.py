@@ -132,12 +132,8 @@ def expected(config, shape, params, batch):
     chosen = passages[:: ROWS // n]
     under = [[embed(*row, k) for row in chosen] for k in range(len(prefixes))]
 
-  def losses(q, p, *under):
-    qp, qq, tt = loop_losses(q, p, sets, under, n)
-    return (1 - 2 * alpha) * qp + alpha * qq + alpha * tt
-
-  stacked = [np.array(vectors) for vectors in (q, p, *under)]
-  return reference.over_lengths(losses, config.matryoshka, True, *stacked)
+  qp, qq, tt = loop_losses(np.array(q), np.array(p), sets, [np.array(x) for x in under], n)
+  return (1 - 2 * alpha) * qp + alpha * qq + alpha * tt
 
 
 def loop_losses(q, p, sets, under, n):
@@ -168,9 +164,9 @@ def loop_losses(q, p, sets, under, n):
   ('devices', 'categories', 'changes'),
   [
     (1, 'some', {}),
-    (8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
+    (8, 'some', {'topics__batch': 8}),
     (8, 'some', {'grad_cache': 2}),
-    (1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
+    (1, 'none shared', {'topics__batch': 4, 'grad_cache': 4}),
     (8, 'none shared', {}),
     (1, 'all shared', {}),
     (1, 'some', {'topics__keep': 1, 'grad_cache': 2}),
