@@ -9,12 +9,9 @@ The first command adds reciprocal ranks. The second learns weights of normalised
 on judged queries, and prints their cross-validated gain over the best single run. The third uses
 them, like `Retriever.load(hybrid=)`. A document missing in a run has the value 0 there
 (docs/fusion.md).
-
---shards merges runs of disjoint parts of a corpus with comparable scores.
 """
 
 import dataclasses
-import itertools
 import logging
 import os
 import time
@@ -25,7 +22,6 @@ from dprjax.base import cli, files, flags, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.encoding import manifest
 from dprjax.engines import ENGINES
 from dprjax.retrieval import fusing, fusion
 from dprjax.text import runs, trec
@@ -68,7 +64,6 @@ class Flags:
   depth: int = flag('how many documents of each run and query count', fusion.DEPTH, most=10**6)
   k: int = flag('passages a query', 1000, most=10**6)
   rrf_k: int = flag('the constant of rrf', fusion.RRF_K, most=10**6)
-  shards: bool = flags.switch('merge runs of disjoint parts of one corpus')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,12 +71,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def fuse(args: Flags) -> None:
-  """Fuses or merges runs, and writes a run and its report."""
+  """Fuses runs, and writes a run and its report."""
   stored = args.weights if args.weights and args.weights.endswith('.json') else None
-  if args.shards:
-    _refuse(args, ('method', 'weights', 'weights_out', 'qrels', 'rrf_k', 'depth'), '--shards')
   if stored:
-    _refuse(args, ('method', 'qrels', 'depth', 'rrf_k', 'weights_out'), '--weights=FILE')
+    for name in flags.given(args, 'method', 'qrels', 'depth', 'rrf_k', 'weights_out'):
+      raise InputError(f'--{name} does not go with --weights=FILE')
   inputs: outputs.Inputs = {
     '--run': [path for _, path in args.run],
     '--weights': stored,
@@ -96,32 +90,23 @@ def fuse(args: Flags) -> None:
   with outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}):
     paths = dict(zip(_names(args.run), (path for _, path in args.run), strict=True))
     read = {name: trec.read_run(path).rankings() for name, path in paths.items()}
-    how, learnt = None, None
-    if args.shards:
-      _check_spaces(args)
-    else:
-      how, learnt = fusing.choose(
-        read,
-        method=args.method,
-        weights=stored or _numbers(args.weights, list(paths)),
-        judged=None if args.qrels is None else read_qrels(args.qrels),
-        depth=args.depth,
-        rrf_k=args.rrf_k,
-        files=paths,
-      )
+    how, learnt = fusing.choose(
+      read,
+      method=args.method,
+      weights=stored or _numbers(args.weights, list(paths)),
+      judged=None if args.qrels is None else read_qrels(args.qrels),
+      depth=args.depth,
+      rrf_k=args.rrf_k,
+      files=paths,
+    )
     about = {}
     if learnt is not None:
       _show(learnt)
       about = {'learnt': learnt.about()}
     _write(args, read, how, paths, about)
-    if kept is not None and how is not None:
+    if kept is not None:
       fusion.write(kept, how, **about)
       logger.info('%s: method and weights', kept)
-
-
-def _refuse(args: Flags, names: Sequence[str], other: str) -> None:
-  for name in flags.given(args, *names):
-    raise InputError(f'--{name} does not go with {other}')
 
 
 def _names(named: Sequence[tuple[str, str]]) -> list[str]:
@@ -148,17 +133,6 @@ def _numbers(weights: str | None, names: Sequence[str]) -> dict[str, float] | No
       f'--weights={weights:.80}: expected a number for each of {len(names)} runs, separated by '
       'commas, or a .json file'
     ) from None
-
-
-def _check_spaces(args: Flags) -> None:
-  """Raises InputError if reports show that scores of shards are not comparable."""
-  spaces = {
-    path: {field: report.get(field) for field in manifest.SPACE}
-    for _, path in args.run
-    if 'backbone_sha256' in (report := fusing.report_of(path))
-  }
-  for (one, space), (other, another) in itertools.pairwise(spaces.items()):
-    manifest.check_same_space(one, space, other, another)
 
 
 def _show(learnt: fusing.Learnt) -> None:
@@ -190,7 +164,7 @@ def _show(learnt: fusing.Learnt) -> None:
 def _write(
   args: Flags,
   read: fusing.Runs,
-  how: fusion.Fusion | None,
+  how: fusion.Fusion,
   paths: Mapping[str, str],
   about: Mapping[str, Any],
 ) -> None:
@@ -200,9 +174,10 @@ def _write(
   seconds = time.perf_counter() - started
   report = {
     'index': 'fusion',
-    'method': 'shards' if how is None else how.method,
-    **({} if how is None else {'weights': dict(how.weights), 'depth': how.depth}),
-    **({'rrf_k': how.rrf_k} if how is not None and how.method == 'rrf' else {}),
+    'method': how.method,
+    'weights': dict(how.weights),
+    'depth': how.depth,
+    **({'rrf_k': how.rrf_k} if how.method == 'rrf' else {}),
     'k': args.k,
     'queries': len(fused),
     'runs': {

@@ -72,7 +72,7 @@ def refused(command):
 
 
 def test_weights_are_of_the_runs_in_turn(folder):
-  fuse.main([*RUNS, '--method=minmax', '--weights=0,1', '--out=run.trec'])
+  fuse.main([*RUNS, '--method=zscore', '--weights=0,1', '--out=run.trec'])
   assert {query: [id_ for id_, _ in one] for query, one in rankings('run.trec').items()} == {
     query: [id_ for id_, _ in one] for query, one in rankings('dense.trec').items()
   }
@@ -107,25 +107,6 @@ def test_a_query_that_one_run_lacks(folder, capsys):
   assert [id_ for id_, _ in found] == [id_ for id_, _ in rankings('dense.trec')['q3']]
 
 
-def test_shards_of_one_corpus(folder, refused):
-  whole = rankings('dense.trec')
-  for number in range(3):
-    part = {
-      query: {id_: score for id_, score in ranking if int(id_[1:]) % 3 == number}
-      for query, ranking in whole.items()
-    }
-    write(folder / f'{number}.trec', part, 'dprjax-exact')
-  shards = [f'--run={number}.trec' for number in (2, 0, 1)]
-  fuse.main([*shards, '--shards', '--k=9', '--out=run.trec'])
-  assert rankings('run.trec') == {query: ranking[:9] for query, ranking in whole.items()}
-  refused([*shards, '--run=dense.trec', '--shards'], 'document', 'query', '--shards')
-  for number in range(2):
-    (folder / f'{number}.trec.json').write_text(
-      json.dumps({'index': 'exact', 'backbone_sha256': str(number) * 64})
-    )
-  refused([*shards, '--shards'], '0.trec', '1.trec', 'backbone_sha256')
-
-
 def test_runs_of_different_queries_are_refused_and_of_different_documents_told(
   folder, refused, capsys
 ):
@@ -134,7 +115,7 @@ def test_runs_of_different_queries_are_refused_and_of_different_documents_told(
   refused(['--run=bm25.trec', '--run=others.trec'], 'bm25.trec')
   (folder / 'others.trec').write_text(text.replace(' d', ' e'))
   fuse.main(['--run=bm25.trec', '--run=others.trec', '--out=run.trec'])
-  named_in(capsys.readouterr().err, 'run.trec', '--shards')
+  named_in(capsys.readouterr().err, 'run.trec', '--corpus')
 
 
 @pytest.mark.parametrize(

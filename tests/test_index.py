@@ -60,7 +60,7 @@ def fused(trained, prompt, tmp_path):
   queries = {'q0': 'words3', 'q1': 'the', 'q2': 'Cats1 jsons', 'q3': 'cats2 words5'}
   lines = [json.dumps({'_id': id_, 'text': text}) for id_, text in queries.items()]
   (tmp_path / 'queries.jsonl').write_text('\n'.join(lines))
-  how = fusion.Fusion(weights={'bm25': 1, 'dense': 2}, method='minmax', depth=50)
+  how = fusion.Fusion(weights={'bm25': 1, 'dense': 2}, method='zscore', depth=50)
   found = Retriever.load(trained / 'backbone', prompt, hybrid=how)
   found.index(texts)
   found.save(tmp_path / 'mine')

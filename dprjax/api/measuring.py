@@ -112,7 +112,7 @@ def fuse(
 
   Args:
     runs: at least two, by name, as in `evaluate`.
-    method: 'rrf', 'minmax', 'zscore', 'distribution', or 'learned': zscore with weights learnt on
+    method: 'rrf', 'zscore', or 'learned': zscore with weights learnt on
       ``relevant``.
     relevant: with method='learned', judgements as in `evaluate`.
     weights: of each run, by name (default: 1); or a file from ``weights_out``.

@@ -124,17 +124,13 @@ def learn(runs: Runs, judged: Qrels, depth: int) -> Learnt:
 
 
 def fuse(
-  runs: Runs, how: fusion.Fusion | None, k: int, files: Mapping[str, Any] = _NONE
+  runs: Runs, how: fusion.Fusion, k: int, files: Mapping[str, Any] = _NONE
 ) -> Iterator[tuple[str, Ranking]]:
-  """Yields (query, its k best documents) of the queries of all runs.
-
-  Args:
-    how: None merges runs of disjoint parts of one corpus, with comparable scores.
-  """
+  """Yields (query, its k best documents) of the queries of all runs."""
   query_ids = list(dict.fromkeys(query_id for run in runs.values() for query_id in run))
   for name, run in runs.items():
     missing = [query_id for query_id in query_ids if query_id not in run]
-    if how is not None and not any(
+    if not any(
       query_id in run for other in runs.values() if other is not run for query_id in other
     ):
       raise InputError(
@@ -150,19 +146,15 @@ def fuse(
   progress = Progress('queries', len(query_ids), 'fusing')
   for number, query_id in enumerate(query_ids, start=1):
     found = _of(runs, query_id)
-    try:
-      ranking = fusion.merge([*found.values()], k) if how is None else how.fuse(found, k)
-    except InputError as error:
-      raise InputError(f'query {query_id}: {error}') from error
     if not shared:
       ids = [id_ for one in found.values() for id_ in one.ids]
       shared = len(set(ids)) < len(ids)
-    yield query_id, ranking
+    yield query_id, how.fuse(found, k)
     progress(number)
-  if how is not None and not shared:
+  if not shared:
     logger.warning(
-      'the runs have no document in common; are they from the same corpus? --shards merges parts '
-      'of one'
+      'the runs have no document in common; are they from the same corpus? dprjax search takes '
+      'several --corpus, the parts of one'
     )
 
 

@@ -3,17 +3,13 @@
 | method | value of a document in a run | constant scores |
 |---|---|---|
 | rrf | 1 / (rrf_k + rank), ranks from 1 (Cormack et al. 2009) | by rank |
-| minmax | (score - lowest) / (highest - lowest) | 1 |
 | zscore | standard deviations above the lowest score | 1 |
-| distribution | (score - mean) / (6 standard deviations) + .5 | .5 |
 
 Scores are taken as float32 and normalised query by query, over the first ``depth`` documents of a
-run. A document missing in a run has the value 0 there; for minmax and zscore this is the value of
-the last document in the run. `dprjax.base.ranking` orders equal sums.
+run. A document missing in a run has the value 0 there; for zscore this is the value of the last
+document in the run. `dprjax.base.ranking` orders equal sums.
 
-rrf and minmax equal rrf and normalize of pyserini, which orders ties by rising id. rrf and
-distribution equal rrf and dbsf of mteb, which clips values to 0 and 1 and so ties the best
-documents of a long run.
+rrf equals that of pyserini, which orders ties by rising id.
 """
 
 import dataclasses
@@ -32,7 +28,7 @@ from dprjax.base.files import PathLike
 from dprjax.base.ranking import dcg
 from dprjax.text.rankings import Ranking, ranked
 
-METHODS = ('rrf', 'minmax', 'zscore', 'distribution')
+METHODS = ('rrf', 'zscore')
 DEPTH, RRF_K = 1000, 60
 BM25, DENSE = 'bm25', 'dense'
 """Names of the two runs of a hybrid search."""
@@ -112,23 +108,8 @@ def normalized(
   scores = scores.astype(np.float32).astype(np.float64)
   lowest, highest = scores.min(), scores.max()
   if lowest == highest:
-    return np.full(len(scores), 0.5 if method == 'distribution' else 1.0)
-  if method == 'minmax':
-    return (scores - lowest) / (highest - lowest)
-  deviation = scores.std()
-  if method == 'zscore':
-    return (scores - lowest) / deviation
-  return (scores - scores.mean()) / (6 * deviation) + 0.5
-
-
-def merge(shards: Sequence[Ranking], k: int | None = None) -> Ranking:
-  """The k best documents (default: all) of disjoint rankings with comparable scores."""
-  ids = [id_ for shard in shards for id_ in shard.ids]
-  if len(set(ids)) < len(ids):
-    again = next(id_ for place, id_ in enumerate(ids) if id_ in ids[:place])
-    raise InputError(f'document {again} is in two shards; without --shards runs are fused')
-  found = ranked(ids, np.concatenate([shard.scores for shard in shards]))
-  return found if k is None else found.top(k)
+    return np.ones(len(scores))
+  return (scores - lowest) / scores.std()
 
 
 # Learning weights.
@@ -239,7 +220,7 @@ class _Bm25(msgspec.Struct):
 
 class _File(msgspec.Struct):
   format: Literal['dprjax.fusion']
-  method: Literal['rrf', 'minmax', 'zscore', 'distribution']
+  method: Literal['rrf', 'zscore']
   weights: Annotated[dict[str, Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
   rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
   depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH

@@ -27,7 +27,7 @@ SETTINGS = {'k1': 1.2, 'b': 0.3, 'language': 'none'}
 def fused(trained, prompt, tmp_path):
   """A retriever with a prompt and BM25, and an index."""
   weights = {'bm25': 0.4, 'dense': 0.6}
-  how = fusion.Fusion(weights=weights, method='minmax', depth=4, bm25=SETTINGS)
+  how = fusion.Fusion(weights=weights, method='zscore', depth=4, bm25=SETTINGS)
   fusion.write(tmp_path / 'w.json', how)
   found = Retriever.load(
     trained / 'backbone', prompt, hybrid=tmp_path / 'w.json', query_max_length=12

@@ -49,7 +49,7 @@ def test_search_equals_numpy(small):
 @pytest.mark.slow
 def test_a_hybrid_search_fuses_with_bm25(trained, prompt, small, tmp_path):
   settings = {'k1': 1.2, 'b': 0.3, 'language': 'none'}
-  how = fusion.Fusion(weights={'bm25': 0.4, 'dense': 0.6}, method='minmax', depth=4, bm25=settings)
+  how = fusion.Fusion(weights={'bm25': 0.4, 'dense': 0.6}, method='zscore', depth=4, bm25=settings)
   fusion.write(tmp_path / 'w.json', how)
   both = Retriever.load(trained / 'backbone', prompt, hybrid=tmp_path / 'w.json')
   queries = ['read json', 'fetch a page', 'an http message']
