@@ -94,9 +94,9 @@ EXTRAS = {
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # Tables of pandas from dprjax.fit, evaluate, fuse and mine; records without it.
   'tables': ['pandas>=2.2'],
-  # --config.log.to=tensorboard, wandb, mlflow or trackio; each is imported only where it is named.
+  # --config.log.to=tensorboard or wandb; each is imported only where it is named.
   'tensorboard': ['tensorboardX>=2.6'],
-  'track': ['mlflow-skinny>=3.17', 'trackio>=0.43', 'wandb>=0.31'],
+  'track': ['wandb>=0.31'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': [
     'filelock>=3.20',

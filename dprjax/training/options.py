@@ -316,7 +316,7 @@ def table() -> types.SimpleNamespace:
   c.checkpoint.every = whole(0, least=0, most=10**9)
   c.log_every = whole(10, least=1, most=10**9)  # updates between console lines
   c.log = types.SimpleNamespace()
-  # beside metrics.jsonl: tensorboard, wandb, mlflow, trackio, separated by commas; '': none
+  # beside metrics.jsonl: tensorboard, wandb, or both, separated by a comma; '': none
   c.log.to = text('')
-  c.log.project = text('dprjax')  # of wandb, mlflow (its experiment) and trackio
+  c.log.project = text('dprjax')  # of wandb
   return c

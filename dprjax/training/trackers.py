@@ -4,19 +4,14 @@
 |---|---|
 | tensorboard | ``tensorboard`` in the workdir |
 | wandb | by ``wandb login`` or ``WANDB_MODE=offline``; its files are in the workdir |
-| mlflow | by ``MLFLOW_TRACKING_URI``, or the default of mlflow |
-| trackio | the folder of Trackio, or the Space in ``TRACKIO_SPACE_ID`` |
 
 A package is imported only when named. A resumed training continues its tracker run where possible.
-`dprjax export` sends what it wrote to the MLflow run.
 A tracker that fails to take numbers does not end the training: it is dropped with a warning.
 """
 
 import importlib
 import importlib.util
 import logging
-import os
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -29,14 +24,7 @@ from dprjax.base.errors import InputError
 logger = logging.getLogger('dprjax')
 
 FILE = 'trackers.json'  # in the workdir: ids of tracker runs
-_PACKAGES = {
-  'tensorboard': 'tensorboardX',
-  'wandb': 'wandb',
-  'mlflow': 'mlflow-skinny',
-  'trackio': 'trackio',
-}
-_MODULES = {'tensorboard': 'tensorboardX'}
-_MOST = 500  # characters of a config value
+_PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb'}
 
 
 class About(NamedTuple):
@@ -91,9 +79,9 @@ def open_all(to: str, about: About) -> list[Tracker]:
 
 
 def _open(name: str, about: About) -> Tracker:
-  begins = {'tensorboard': _tensorboard, 'wandb': _wandb, 'mlflow': _mlflow, 'trackio': _trackio}
+  begin = {'tensorboard': _tensorboard, 'wandb': _wandb}[name]
   try:
-    write, close = begins[name](importlib.import_module(_MODULES.get(name, name)), about)
+    write, close = begin(importlib.import_module(_PACKAGES[name]), about)
   except Exception as error:  # from a server, a login or a file
     why = f'{type(error).__name__}: {" ".join(str(error).split()):.200}'
     hint = f'; pip install {_PACKAGES[name]}' if isinstance(error, ImportError) else ''
@@ -141,7 +129,7 @@ def _wandb(module: Any, about: About) -> _Pair:
     project=about.project,
     name=about.name,
     dir=str(about.workdir),
-    id=_id(about, 'wandb'),
+    id=_id(about),
     resume='allow',
     config=dict(about.config),
     reinit='create_new',
@@ -149,74 +137,11 @@ def _wandb(module: Any, about: About) -> _Pair:
   return lambda step, scalars: run.log(dict(scalars), step=step), run.finish
 
 
-def _mlflow(module: Any, about: About) -> _Pair:
-  # A client, since module.start_run would change the state of the surrounding program.
-  client = module.MlflowClient()
-  kept = _read(about.workdir).get('mlflow')
-  if kept is None or about.step < 0:
-    experiment = client.get_experiment_by_name(about.project)
-    number = experiment.experiment_id if experiment else client.create_experiment(about.project)
-    kept = client.create_run(number, run_name=about.name).info.run_id
-    _keep(about, 'mlflow', kept)
-    entities = module.entities
-    params = [entities.Param(name, str(value)[:_MOST]) for name, value in about.config.items()]
-    for start in range(0, len(params), 100):  # limit of a request
-      client.log_batch(kept, params=params[start : start + 100])
-  else:
-    client.update_run(kept, status='RUNNING')
-
-  def write(step: int, scalars: Mapping[str, float]) -> None:
-    now = int(time.time() * 1000)
-    # Names may not contain @.
-    metrics = [
-      module.entities.Metric(name.replace('@', '_at_'), value, now, step)
-      for name, value in scalars.items()
-    ]
-    client.log_batch(kept, metrics=metrics)
-
-  return write, lambda: client.set_terminated(kept)
-
-
-def send(workdir: epath.PathLike, path: epath.PathLike) -> None:
-  """Sends a file or folder to the MLflow run of a workdir, if it has one, or warns."""
-  run = _read(epath.Path(workdir)).get('mlflow')
-  if run is None:
-    return
-  try:
-    client = importlib.import_module('mlflow').MlflowClient()
-    whole = epath.Path(path).is_dir()
-    (client.log_artifacts if whole else client.log_artifact)(run, os.fspath(path))
-  except Exception as error:  # from a server, a login or a missing package
-    why = f'{type(error).__name__}: {" ".join(str(error).split()):.200}'
-    logger.warning('MLflow did not take %s (%s)', path, why)
-  else:
-    logger.info('MLflow run %s has %s', run, path)
-
-
-def _trackio(module: Any, about: About) -> _Pair:
-  run = module.init(
-    project=about.project,
-    name=f'{about.name}-{_id(about, "trackio")[:6]}',
-    config=dict(about.config),
-    resume='allow',
-    embed=False,
-  )
-  return lambda step, scalars: run.log(dict(scalars), step=step), run.finish
-
-
-def _id(about: About, name: str) -> str:
-  """The id of the tracker run, kept in the workdir; a new id for a training from its start."""
-  found = _read(about.workdir).get(name) if about.step >= 0 else None
-  if found is None:
-    found = uuid.uuid4().hex[:12]
-    _keep(about, name, found)
+def _id(about: About) -> str:
+  """The id of the run in W&B, kept in the workdir; a new one for a training from its start."""
+  path = about.workdir / FILE
+  if about.step >= 0 and path.exists():
+    return reading.read(path, 'runs of trackers', dict[str, str])['wandb']
+  found = uuid.uuid4().hex[:12]
+  files.write_json(path, {'wandb': found})
   return found
-
-
-def _read(workdir: epath.Path) -> dict[str, str]:
-  path = workdir / FILE
-  return reading.read(path, 'runs of trackers', dict[str, str]) if path.exists() else {}
-
-
-def _keep(about: About, name: str, id_: str) -> None:
-  files.write_json(about.workdir / FILE, _read(about.workdir) | {name: id_})
