@@ -4,11 +4,11 @@
 
 A run that trained the backbone writes a directory instead, which `transformers` and
 `sentence-transformers` load. A prompt can also become a PEFT or sentence-transformers folder with a
-model card, and go to the Hugging Face hub:
+model card:
 
     python -m dprjax.export --workdir=runs/mine --out=adapter --format=peft
     python -m dprjax.export --workdir=runs/mine --out=model --format=sentence-transformers \\
-        --base_model=sentence-transformers/all-MiniLM-L6-v2 --push=USER/NAME
+        --base_model=sentence-transformers/all-MiniLM-L6-v2 --card=true
 
 --from takes an earlier export, or a prefix adapter of PEFT, in place of a workdir:
 
@@ -17,19 +17,11 @@ model card, and go to the Hugging Face hub:
 
 import argparse
 import dataclasses
-import logging
 import re
 from collections.abc import Sequence
 
-from etils import epath
-
-from dprjax.base import cli, flags, repository, version
-from dprjax.base.counts import counted
-from dprjax.base.errors import InputError
+from dprjax.base import cli, flags, repository
 from dprjax.base.flags import flag
-from dprjax.base.progress import rounded
-
-logger = logging.getLogger('dprjax')
 
 FORMATS = ('npz', 'peft', 'sentence-transformers')
 _SETTINGS = ('pooling', 'normalize', 'query_max_length', 'passage_max_length')
@@ -87,19 +79,12 @@ class Flags:
     read=_reference,
     metavar='USER/NAME[@COMMIT]',
   )
-  backbone_files: bool = flag(
-    'copy a frozen backbone into a sentence-transformers folder; else name --base_model', True
-  )
-  card: bool | None = flag('write a model card, README.md (default: with --push)', None)
+  card: bool = flag('write a model card, README.md', False)
   license: str | None = flag('for the card, such as apache-2.0', None, read=_licence, metavar='ID')
   metrics: dict[str, str] = flag(
     'of dprjax.evaluate, for the card; may be repeated', {}, metavar='NAME=metrics.json'
   )
-  push: str | None = flag(
-    'upload the folder to this repository on the Hugging Face hub', None, metavar='USER/NAME'
-  )
-  private: bool = flag('hide the repository from others', True)
-  dry_run: bool = flag('show the files that --push would send', False)
+  name: str | None = flag('the repository of the card on the hub', None, metavar='USER/NAME')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -107,13 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: Flags) -> None:
-  with_card = args.push is not None if args.card is None else args.card
-  if args.push is not None:
-    repository.check_owned(args.push, '--push')
-    if epath.Path(args.out).suffix == '.npz':
-      raise InputError(f'--out={args.out}: --push sends a folder; name one, not an npz file')
-  if not with_card and (args.license or args.metrics):
-    raise InputError('--license and --metrics are for a card; add --card=true')
+  if not args.card:
+    flags.refuse(args, ('license', 'metrics', 'name'), 'card=true')
   if args.source is None:
     flags.refuse(args, ('backbone', *_SETTINGS), 'from')
   else:
@@ -122,37 +102,13 @@ def _command(args: Flags) -> None:
     from dprjax.training import checkpoint, exporting
   checkpoint.pass_over_closed_loops()
   options = exporting.ExportOptions(
-    args.format,
-    args.base_model,
-    args.backbone_files,
-    with_card,
-    args.license,
-    args.metrics,
-    args.push,
+    args.format, args.base_model, args.card, args.license, args.metrics, args.name
   )
   if args.workdir is not None:
-    out = exporting.export(args.workdir, args.out, args.step, args.method, options, args.force)
-    exporting.send(args.workdir, out)
+    exporting.export(args.workdir, args.out, args.step, args.method, options, args.force)
   else:
     settings = {name: getattr(args, name) for name in _SETTINGS}
-    out = exporting.convert(args.source or '', args.out, args.backbone, settings, options)
-  if args.push is not None:
-    _push(out, args.push, args.private, args.dry_run)
-
-
-def _push(out: epath.Path, name: str, private: bool, dry: bool) -> None:
-  found = repository.uploads(out)
-  who = 'private' if private else 'public'
-  verb = 'would go' if dry else 'goes'
-  for entry in found:
-    logger.info('  %s  %s  %s', entry.sha256[:12], rounded(entry.bytes, 'B'), entry.name)
-  total = rounded(sum(entry.bytes for entry in found), 'B')
-  logger.info('%s: %s, %s, %s to %s, %s', out, counted(len(found), 'files'), total, verb, name, who)
-  if dry:
-    return
-  message = f'dprjax {version.__version__}: {counted(len(found), "files")}'
-  commit = repository.push(out, name, message, private=private)
-  logger.info('%s is at commit %s', name, commit)
+    exporting.convert(args.source or '', args.out, args.backbone, settings, options)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,5 @@
-"""A Hugging Face hub on loopback: as much of its interface as a push and a fetch need."""
+"""A Hugging Face hub on loopback: as much of its interface as a fetch needs."""
 
-import base64
 import contextlib
 import hashlib
 import http.server
@@ -18,11 +17,10 @@ class Hub:
   Attributes:
     repositories: their content.
     asked: the method and path of every request.
-    token: the secret of a writer.
   """
 
   def __init__(self):
-    self.repositories, self.asked, self.token = {}, [], 'hf_right'
+    self.repositories, self.asked = {}, []
 
   def add(self, name, files, private=False):
     """A further commit of a repository; returns its hash."""
@@ -55,38 +53,6 @@ def _handler(hub):
       self.end_headers()
       if self.command != 'HEAD':
         self.wfile.write(content)
-
-    def do_POST(self):
-      body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
-      hub.asked.append(f'POST {self.path}')
-      if self.path == '/api/validate-yaml':
-        return self.answer({'errors': [], 'warnings': []})
-      if self.headers.get('Authorization') != f'Bearer {hub.token}':
-        return self.answer({'error': 'Invalid username or password.'}, 401)
-      if self.path == '/api/repos/create':
-        sent = json.loads(body)
-        name = f'{sent["organization"]}/{sent["name"]}'
-        status = 409 if name in hub.repositories else 200
-        made = {'private': sent.get('visibility') == 'private', 'commits': {}}
-        hub.repositories.setdefault(name, made)
-        return self.answer({'url': f'http://{self.headers["Host"]}/{name}', 'name': name}, status)
-      if found := re.fullmatch(r'/api/models/(.+/.+)/preupload/main', self.path):
-        files = [
-          {'path': file['path'], 'uploadMode': 'regular', 'shouldIgnore': False, 'oid': None}
-          for file in json.loads(body)['files']
-        ]
-        return self.answer({'files': files})
-      if found := re.fullmatch(r'/api/models/(.+/.+)/commit/main', self.path):
-        lines = [json.loads(line) for line in body.splitlines()]
-        files = {
-          line['value']['path']: base64.b64decode(line['value']['content'])
-          for line in lines
-          if line['key'] == 'file'
-        }
-        commit = hub.add(found[1], files)
-        url = f'http://{self.headers["Host"]}/{found[1]}/commit/{commit}'
-        return self.answer({'commitOid': commit, 'commitUrl': url})
-      return self.answer({'error': 'not here'}, 404)
 
     def do_GET(self):
       hub.asked.append(f'{self.command} {self.path}')
@@ -140,7 +106,6 @@ def serve(cache):
     )
     patch.setattr(constants, 'HF_HUB_CACHE', str(cache))
     patch.setattr(constants, 'HF_HUB_DISABLE_PROGRESS_BARS', True)
-    patch.setenv('HF_TOKEN', hub.token)
     try:
       yield hub
     finally:

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from dprjax import Retriever, export, load_backbone, load_prompt
-from dprjax.base import files, mesh
+from dprjax.base import mesh
 from dprjax.models import artifact, peft
 from dprjax.text.vector_spec import SIDES
 from tests import fake_hub, other_tools
@@ -257,16 +257,6 @@ def test_an_adapter_is_merged_into_a_folder(material, command, tmp_path, kind, s
   [
     (('--format=peft', '--out=o'), ('PEFT', 'prompt.shift_positions=True')),
     (('--out=o.npz', '--license=mit'), ('card',)),
-    (('--out=o.npz', '--push=a/b'), ('--push',)),
-    (
-      (
-        '--out=o',
-        '--format=sentence-transformers',
-        '--backbone_files=false',
-        '--base_model=a/b@v1',
-      ),
-      ('--base_model=USER/NAME@COMMIT',),
-    ),
   ],
 )
 def test_refused_in_one_line(material, command, tmp_path, monkeypatch, flags, words):
@@ -295,53 +285,25 @@ def hub(tmp_path):
     yield running
 
 
-def test_a_push_and_a_dry_run(material, hub, command, tmp_path):
+def test_a_card_and_a_prompt_from_the_hub(material, hub, command, tmp_path):
   root, out = material['bert'], tmp_path / 'model'
   metrics = {'mean': {'RR': 0.5}, 'per_query': {'RR': {'q': 0.5}}, 'counts': {}, 'settings': {}}
   (tmp_path / 'metrics.json').write_text(json.dumps(metrics))
   flags = [
     f'--from={root}/plain.npz', f'--backbone={root}/backbone', f'--out={out}', '--format=npz',
-    '--base_model=somebody/tiny', '--license=mit', f'--metrics=test={tmp_path}/metrics.json',
-    '--push=me/mine',
+    '--base_model=somebody/tiny', '--card=true', '--name=me/mine', '--license=mit',
+    f'--metrics=test={tmp_path}/metrics.json',
   ]  # fmt: skip
-  status, err = command(export, *flags, '--dry_run=true')
-  assert status == 0 and 'would go to me/mine, private' in err and hub.asked == [], err
-  sent = sorted(path.name for path in out.iterdir())
-  assert sent == ['README.md', 'dprjax.json', 'prompt.npz']
-  for name in sent:
-    assert files.sha256_file(out / name)[:12] in err and f'  {name}\n' in err
-  assert '| RR | 0.5000 | 0.5000 to 0.5000 | 1 |' in (out / 'README.md').read_text()
   status, err = command(export, *flags)
   assert status == 0, err
-  made = hub.repositories['me/mine']
-  [(commit, there)] = made['commits'].items()
-  assert made['private'] and f'me/mine is at commit {commit}' in err
-  assert there == {path.name: path.read_bytes() for path in out.iterdir()}
-  # And from there: to dprjax, and into another format.
+  card = (out / 'README.md').read_text()
+  assert '| RR | 0.5000 | 0.5000 to 0.5000 | 1 |' in card and '# me/mine' in card
+  commit = hub.add('me/mine', {path.name: path.read_bytes() for path in out.iterdir()})
   prompt = load_prompt(f'me/mine@{commit}')
   assert prompt.meta['backbone'] == 'somebody/tiny'
   again = f'--out={tmp_path}/again', '--format=sentence-transformers'
   status, err = command(export, '--from=me/mine', f'--backbone={root}/backbone', *again)
   assert status == 0 and load_prompt(tmp_path / 'again').meta == prompt.meta, err
-
-
-def test_a_folder_that_names_its_backbone_on_the_hub(material, hub, command, tmp_path):
-  root = material['bert']
-  tiny = {path.name: path.read_bytes() for path in (root / 'backbone').iterdir()}
-  commit = hub.add('somebody/tiny', tiny)
-  changed = hub.add('somebody/tiny', {'model.safetensors': _other_weights(root)})
-  flags = (
-    f'--from={root}/plain.npz', f'--backbone={root}/backbone', '--backbone_files=false',
-    '--format=sentence-transformers', f'--out={tmp_path}/model',
-  )  # fmt: skip
-  status, err = command(export, *flags, f'--base_model=somebody/tiny@{changed}')
-  assert status == 2 and named_in(err.splitlines()[-1], f'somebody/tiny@{changed}')
-  assert not (tmp_path / 'model').exists()
-  status, err = command(export, *flags, f'--base_model=somebody/tiny@{commit}')
-  assert status == 0, err
-  named = json.loads((tmp_path / 'model' / 'backbone.json').read_text())
-  assert named == {'repository': 'somebody/tiny', 'revision': commit}
-  assert not (tmp_path / 'model' / 'model.safetensors').exists()
 
 
 def test_the_base_model_of_an_adapter_is_checked(material, hub, command, tmp_path):

@@ -267,9 +267,7 @@ class Fitted:
     """
     how = exporting.ExportOptions(**options)
     top = self.workdir / _TRAINING
-    out = worker.apart(lambda: exporting.export(top, path, options=how, force=force))
-    exporting.send(top, out)
-    return out
+    return worker.apart(lambda: exporting.export(top, path, options=how, force=force))
 
   def report(self) -> 'Report':
     """The verdict, the numbers and the curve; shown in notebooks, and Markdown by ``str``."""

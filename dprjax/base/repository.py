@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face hub: fetched at a revision, and filled.
+"""Repositories of the Hugging Face hub, fetched at a revision.
 
 The client's own settings apply: HF_TOKEN or `hf auth login`, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE.
 """
@@ -35,14 +35,6 @@ class Reference(NamedTuple):
 
   def __str__(self) -> str:
     return self.name if self.revision is None else f'{self.name}@{self.revision}'
-
-
-class Upload(NamedTuple):
-  """A file that goes into a repository."""
-
-  name: str
-  bytes: int
-  sha256: str
 
 
 def parse(text: PathLike) -> Reference | None:
@@ -130,54 +122,6 @@ def _inside(folder: epath.Path, name: str, what: str) -> epath.Path:
       f'{what}: {file} differs from its SHA-256 in {provenance.MARK}; fetch it again'
     )
   return file
-
-
-def check_owned(name: str, flag: str) -> str:
-  """The name if it is USER/NAME; else raises InputError."""
-  if not _OWNED.fullmatch(name):
-    raise InputError(f'{flag}={name:.80}: expected USER/NAME, a repository of the Hugging Face hub')
-  return name
-
-
-def uploads(folder: PathLike) -> list[Upload]:
-  """The files below a folder, as they go into a repository."""
-  root = epath.Path(folder)
-  return [
-    Upload(str(path.relative_to(root)), path.stat().length, files.sha256_file(path))
-    for path in sorted(files.below(root), key=str)
-  ]
-
-
-def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> str:
-  """Puts the files of a folder into a repository in one commit; other files there stay.
-
-  Args:
-    name: USER/NAME; made if it is missing.
-    private: refuse a repository that others can see.
-
-  Returns:
-    The commit hash.
-  """
-  import huggingface_hub
-
-  root = epath.Path(folder)
-  try:
-    api = huggingface_hub.HfApi()
-    api.create_repo(name, private=private, exist_ok=True)
-    if private and not api.repo_info(name).private:
-      raise InputError(f'--push={name} is public; choose another, or say --private=false')
-    operations = [
-      huggingface_hub.CommitOperationAdd(upload.name, os.fspath(root / upload.name))
-      for upload in uploads(root)
-    ]
-    return str(api.create_commit(name, operations, commit_message=message).oid)
-  except (InputError, MemoryError):
-    raise
-  except Exception as error:  # client, network or file system
-    raise InputError(
-      f'--push={name}: the Hugging Face hub refused ({_reason(error)}); try `hf auth login` '
-      'or set HF_TOKEN'
-    ) from error
 
 
 def _reason(error: Exception) -> str:

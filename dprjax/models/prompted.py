@@ -3,8 +3,7 @@
     modules.json             names PromptedTransformer as the transformer
     dprjax_prompt.py         that class, in PyTorch
     prompt.npz               the prompt
-    config.json and so on    files of the backbone; or
-    backbone.json            its repository and commit on the hub
+    config.json and so on    files of the backbone
 
 Loading such a folder runs its code: ``SentenceTransformer(DIR, trust_remote_code=True)``.
 """
@@ -13,31 +12,18 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import reading, repository
+from dprjax.base import reading
 from dprjax.base.files import write_json
 from dprjax.models import artifact, hub, sentence
 from dprjax.text.vector_spec import of_meta
 
 CODE = 'dprjax_prompt.py'
-_REFERENCE = 'backbone.json'
 
 
-def write_folder(
-  folder: epath.Path,
-  prompt: artifact.Prompt,
-  backbone: hub.Backbone,
-  reference: repository.Reference | None = None,
-) -> None:
-  """Fills a folder with a prompt and its frozen backbone.
-
-  Args:
-    reference: the same backbone on the hub, pinned to a commit; then no files are copied.
-  """
+def write_folder(folder: epath.Path, prompt: artifact.Prompt, backbone: hub.Backbone) -> None:
+  """Fills a folder with a prompt and its frozen backbone."""
   _code(prompt)
-  if reference is None:
-    hub.copy_files(backbone, folder)
-  else:
-    write_json(folder / _REFERENCE, {'repository': reference.name, 'revision': reference.revision})
+  hub.copy_files(backbone, folder)
   kept = sentence.tokenizer_keys(epath.Path(backbone.path))
   sentence.write_folder(folder, backbone.config, backbone.params, of_meta(prompt.meta), kept)
   add_prompt(folder, prompt)

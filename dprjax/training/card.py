@@ -27,15 +27,12 @@ class ExportOptions(NamedTuple):
     format: 'npz', 'peft' or 'sentence-transformers'; None: an npz file, or the encoder directory
       if one was trained.
     base_model: of the backbone on the hub.
-    copy_backbone: copy the backbone into a sentence-transformers folder, or else name the pinned
-      ``base_model``.
     metrics: files of ``dprjax.evaluate`` for the card, by name of the data.
     name: the repository of the card.
   """
 
   format: str | None = None
   base_model: repository.Reference | None = None
-  copy_backbone: bool = True
   card: bool = False
   licence: str | None = None
   metrics: Mapping[str, str] = types.MappingProxyType({})

@@ -14,7 +14,7 @@ from dprjax.models import artifact, hub, peft, prompted
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint, stored_config, trackers
+from dprjax.training import baseline, card, checkpoint, stored_config
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -232,12 +232,6 @@ def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force:
     logger.warning('%s', words)
 
 
-def send(workdir: epath.PathLike, out: epath.PathLike) -> None:
-  """Sends an export to the MLflow run of its training, if there is one."""
-  if not workdirs.why_untrained(workdir):
-    trackers.send(workdirs.trained(workdir), out)
-
-
 def convert(
   source: epath.PathLike,
   out: epath.PathLike,
@@ -356,8 +350,7 @@ def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
       raise InputError(
         f'--format=sentence-transformers: {model.model_type} models take no prompt there; use npz'
       )
-    reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
-    prompted.write_folder(out, prompt, made.backbone, reference)
+    prompted.write_folder(out, prompt, made.backbone)
   else:
     artifact.save_prompt(out / artifact.FILE, prompt)
 
@@ -379,32 +372,11 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
         backbone.sha256,
       )
     return
-  _check_same(reference, named, backbone)
-
-
-def _check_same(
-  reference: repository.Reference, named: hub.Backbone, backbone: hub.Backbone
-) -> None:
   if named.sha256 != backbone.sha256:
     raise InputError(
       f'--base_model={reference} has SHA-256 {named.sha256}, but the prompt was trained on '
       f'{backbone.sha256}'
     )
-
-
-def _checked(
-  reference: repository.Reference | None, backbone: hub.Backbone
-) -> repository.Reference:
-  """The reference, if it is pinned and names this backbone."""
-  if reference is not None and reference.pinned:
-    named = hub.load_backbone(str(reference), on_disk=True)
-    _check_same(reference, named, backbone)
-    if repository.commit_of(named.path) == reference.revision:
-      return reference
-  raise InputError(
-    '--backbone_files=false needs a pinned backbone, not in a subfolder: '
-    '--base_model=USER/NAME@COMMIT, with 40 digits'
-  )
 
 
 def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None:
@@ -478,9 +450,9 @@ def check_ending(out: epath.Path, product: methods.Product, options: ExportOptio
   else:
     several = product.prompts or (product.prompt and '' not in product.encoders)
     formats = (None,) if several else (None, 'sentence-transformers')
-    fits = out.suffix != '.npz' and options.format in formats and options.copy_backbone
+    fits = out.suffix != '.npz' and options.format in formats
   if not fits:
     raise InputError(
       f'--out={out}: this run trained {noun}; name {"a folder" if product.encoders else "NAME.npz"}'
-      ', and leave out --format and --backbone_files'
+      ', and leave out --format'
     )

@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import constants
 
-from dprjax.base import files, provenance, repository
+from dprjax.base import provenance, repository
 from tests import fake_hub
 from tests.refusals import refused
 
@@ -49,46 +49,9 @@ def folder(tmp_path):
   return made
 
 
-def test_a_push_is_one_private_commit_of_what_is_listed(hub, folder):
-  entries = repository.uploads(folder)
-  assert [entry.name for entry in entries] == [
-    'README.md',
-    'dprjax.json',
-    'prompt.npz',
-    'sub/more.json',
-  ]
-  assert entries[2] == ('prompt.npz', 8, files.sha256_file(folder / 'prompt.npz'))
-  commit = repository.push(folder, 'me/mine', 'first')
-  made = hub.repositories['me/mine']
-  assert made['private'] and list(made['commits']) == [commit]
-  assert made['commits'][commit] == {
-    entry.name: (folder / entry.name).read_bytes() for entry in entries
-  }
-  # Again, changed: a second commit.
-  (folder / 'README.md').write_text('---\ntags: ["y"]\n---\n')
-  later = repository.push(folder, 'me/mine', 'second')
-  assert list(made['commits']) == [commit, later]
-
-
-def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
-  hub.add('me/open', {})
-  before = dict(hub.repositories['me/open']['commits'])
-  with refused('--push=me/open'):
-    repository.push(folder, 'me/open', 'x')
-  assert hub.repositories['me/open']['commits'] == before
-  repository.push(folder, 'me/open', 'x', private=False)
-  assert len(hub.repositories['me/open']['commits']) == 2
-
-
-def test_whom_the_hub_does_not_know(hub, folder, monkeypatch):
-  monkeypatch.setenv('HF_TOKEN', 'hf_wrong')
-  with refused('--push=me/mine', '401') as e:
-    repository.push(folder, 'me/mine', 'x')
-  assert 'hf_wrong' not in str(e.value) and not hub.repositories
-
-
 def test_a_file_of_a_repository_is_checked_and_kept(hub, folder, tmp_path, caplog):
-  commit = repository.push(folder, 'me/mine', 'first')
+  files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*.*')}
+  commit = hub.add('me/mine', files)
   caplog.set_level('INFO', 'dprjax')
   found = repository.locate('me/mine', 'prompt.npz', 'prompt')
   assert found.read_bytes() == b'a prompt' and repository.commit_of(found.parent) == commit
