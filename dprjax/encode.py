@@ -29,7 +29,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import codes, manifest
 from dprjax.text import inputs as inputs_of
-from dprjax.text.qrels import read_qrels
 from dprjax.text.texts import Text, Texts
 from dprjax.text.vector_spec import SIDES
 
@@ -143,7 +142,11 @@ def _encode(args: Flags) -> None:
     raise InputError(
       '--precision=float16 needs --normalize=true: other values can exceed its range'
     )
-  judged = read_qrels(args.qrels) if args.qrels else None
+  judged = None
+  if args.qrels:
+    from dprjax.text.qrels import read_qrels
+
+    judged = read_qrels(args.qrels)
   with Texts(args.input, args.side, judged, columns=args.column).kept() as every:
     texts: Iterable[Text] = every
     if judged is not None and not any(True for _ in texts):

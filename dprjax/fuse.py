@@ -22,7 +22,7 @@ from dprjax.base import cli, files, flags, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.engines import ENGINES
+from dprjax.engines.engine import ENGINES
 from dprjax.retrieval import fusing, fusion
 from dprjax.text import runs, trec
 from dprjax.text.qrels import read_qrels

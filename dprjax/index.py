@@ -7,8 +7,8 @@
 A retriever is a folder of dprjax.export, which dprjax.search --retriever searches. The second
 command makes a collection if it is missing. Stored ids are replaced; passages from
 another backbone or prompt are refused. After an interruption, the same command continues where it
-stopped. Engines are milvus, qdrant, pgvector, opensearch and elasticsearch
-(docs/engines.md). dprjax.search --uri searches the collection.
+stopped. Engines are milvus, qdrant and pgvector (docs/engines.md). dprjax.search --uri searches the
+collection.
 
 --upsert also takes a retriever, with its texts. If it has BM25, the engine searches by BM25, too
 (`search --uri --retriever`); every later --upsert then needs such a retriever.
@@ -32,7 +32,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress
 from dprjax.encoding import embeddings
-from dprjax.engines import Address, payloads, storing
+from dprjax.engines import engine as places
+from dprjax.engines import storing
 from dprjax.retrieval import bm25_index
 from dprjax.text import texts
 from dprjax.text.fields import read_ids, report_ids
@@ -75,7 +76,7 @@ def _command(args: Flags) -> None:
   flags.refuse(args, ('input',), 'retriever=DIR')
   if args.uri is None:
     raise InputError('--uri=ENGINE:PLACE, the place of the collection, is missing')
-  address = engines.address_of(args.uri)
+  address = places.address_of(args.uri)
   engines.check_name(args.collection)
   if not args.upsert:
     flags.refuse(args, ('texts',), 'upsert=DIR')
@@ -89,9 +90,9 @@ def _command(args: Flags) -> None:
       vectors, texts, settings = _parts(args.upsert, args.texts)
       corpus = embeddings.load_embeddings(vectors)
       corpus.check_side('passage', '--upsert')
-      _check_type(address, args.index_type)
+      places.check_index_type(address, args.index_type)
       if texts:
-        payloads.read_documents(texts, args.column)  # finds the file
+        storing.read_documents(texts, args.column)  # finds the file
     ids = read_ids(args.delete) if args.delete else []
     engine = stack.enter_context(
       contextlib.closing(engines.connect(address, new=bool(args.upsert)))
@@ -146,18 +147,12 @@ def _parts(upsert: str, texts: str | None) -> tuple[str, str | None, dict[str, A
   return str(folder.vectors_of(upsert)), texts or str(folder.passages_of(upsert)), settings
 
 
-def _check_type(address: Address, index_type: str) -> None:
-  there = engines.index_types(address)
-  if index_type not in ('auto', *there):
-    raise InputError(f'{address} has no index {index_type}, only {", ".join(there)}')
-
-
-def _claimed(args: Flags, address: Address) -> contextlib.AbstractContextManager[Any]:
+def _claimed(args: Flags, address: places.Address) -> contextlib.AbstractContextManager[Any]:
   return outputs.claim_folder(
     address.place,
     flags.paths(args, 'upsert', 'delete', 'texts'),
     what='a local index',
-    ours=lambda folder: engines.is_index(address, folder),
+    ours=lambda folder: bool(places.class_of(address).is_index(folder)),
     flag='--uri',
   )
 

@@ -135,9 +135,9 @@ def _command(args: Flags) -> None:
   args = dataclasses.replace(args, corpus=_folders(args.corpus))
   inputs = flags.paths(args, 'retriever', 'corpus', 'queries', 'rescore')
   if args.engine.uri is not None:
-    from dprjax import engines
+    from dprjax.engines.engine import address_of
 
-    address = engines.address_of(args.engine.uri)
+    address = address_of(args.engine.uri)
     inputs |= {'--uri': address.place} if address.is_local else {}
   with outputs.claim(args.out, inputs, also={'--index_dir': args.index_dir}, lock=not process):
     if args.index_dir:

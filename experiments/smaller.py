@@ -20,7 +20,7 @@ import numpy as np
 
 import trials
 from dprjax.base import files
-from dprjax.encoding import codes, embeddings, manifest
+from dprjax.encoding import codes, embeddings, folders, manifest
 from dprjax.retrieval import measures, searching
 from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
@@ -103,13 +103,14 @@ def derive(passages, folder, length, precision):
   if not (folder / manifest.MANIFEST).exists():
     short = passages.cut(length, '--data')
     meta = dataclasses.replace(short.meta, dtype=precision)
-    writer = embeddings.EmbeddingsWriter(folder, meta, passages.ids, 20_000)
+    writer = folders.EmbeddingsWriter(folder, meta, folders.summary(passages.ids), 20_000)
     vectors = short.vectors()
     if writer.needs_ranges:
       places = np.linspace(0, len(vectors) - 1, min(CALIBRATED, len(vectors))).astype(np.int64)
       writer.calibrate(vectors[np.unique(places)])
     for shard in writer.pending():
-      writer.write(shard, vectors[shard.start : shard.stop])
+      rows = slice(shard.start, shard.stop)
+      writer.write(shard, vectors[rows], passages.ids[rows])
     writer.finish()
   return embeddings.load_embeddings(folder)
 

@@ -176,7 +176,7 @@ def prompt(trained, tmp_path_factory):
 @pytest.fixture(scope='session')
 def write_embeddings():
   """``write(folder, ids, vectors, **meta)`` writes embeddings with these changes of their meta."""
-  from dprjax.encoding.embeddings import EmbeddingsWriter
+  from dprjax.encoding.folders import EmbeddingsWriter, summary
   from dprjax.encoding.manifest import Meta
 
   meta = {
@@ -197,11 +197,12 @@ def write_embeddings():
 
   def write(folder, ids, vectors, *, shard_rows=20, finish=True, **changes):
     made_by = Meta(dimension=vectors.shape[1], **(meta | changes))
-    writer = EmbeddingsWriter(folder, made_by, ids, shard_rows)
+    writer = EmbeddingsWriter(folder, made_by, summary(ids), shard_rows)
     if writer.needs_ranges:
       writer.calibrate(vectors)
     for shard in writer.pending():
-      writer.write(shard, vectors[shard.start : shard.stop])
+      rows = slice(shard.start, shard.stop)
+      writer.write(shard, vectors[rows], ids[rows])
     if finish:
       writer.finish()
 

@@ -343,19 +343,3 @@ def test_an_upsert_goes_on(tmp_path, monkeypatch, command, write_embeddings):
     kept = [row for row in range(50) if row % 5 >= 3]
     new = [IDS[row] for row in kept]
     assert list(documents().values()) == expected(QUERIES[:1], PASSAGES[kept], new, 9)
-
-
-@pytest.mark.slow
-def test_a_retriever_is_fused_by_the_engine_itself(tmp_path, monkeypatch, command, fused):
-  monkeypatch.chdir(tmp_path)
-  _, queries = fused
-  ranks = fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=20)
-  fusion.write('mine/fusion.json', ranks)
-  with test_collection.served('opensearch', tmp_path) as address:
-    assert command(index, f'--uri={address}', '--upsert=mine')[0] == 0
-    asked = f'--uri={address}', '--retriever=mine', '--queries=queries.jsonl', '--k=9'
-    status, said = command(search, *asked, '--out=run.trec')
-    assert status == 0, said
-    assert json.loads((tmp_path / 'run.trec.json').read_text())['fused_by'] == 'opensearch'
-    command_refused(command(index, f'--uri={address}', '--upsert=mine/index/vectors'), 'BM25')
-  assert documents() == run_of(Retriever.load('mine').search(queries, k=9))

@@ -5,7 +5,7 @@ flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so 
 launchers that jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed Job on GKE.
 Otherwise it is a single process, and the functions here do nothing.
 
-``watch.Watch`` ends the job when one of its processes ends. Only ``gather`` uses the devices;
+JAX ends the job when one of its processes ends or falls silent. Only ``gather`` uses the devices;
 everything else goes through the coordinator, which process 0 runs.
 """
 
@@ -31,16 +31,15 @@ from jax._src import cloud_tpu_init
 from jax._src import distributed as internals
 from jax.experimental import multihost_utils
 
-from dprjax.base import watch
 from dprjax.base.errors import InputError, end, explain, wants_traceback
 from dprjax.base.flags import Job
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-_FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends pointless waits
+_FOREVER_MS = 7 * 24 * 3600 * 1000  # JAX ends pointless waits
 _LINGER_S = 2  # from our time-out to that of jax
 
-_watch: watch.Watch | None = None
+_joined = False
 # Numbers of barriers and agreements; all processes reach them in the same order.
 _numbers = itertools.count()
 
@@ -49,9 +48,10 @@ _numbers = itertools.count()
 def together(job: Job, raw: bool = False) -> Iterator[None]:
   """Joins the job, if any, around a command, and ends with the job.
 
-  An exception in one process ends all, each with a line that names the process and the reason.
-  ``raw`` also shows tracebacks.
+  An exception in one process ends all: it prints the reason, and JAX ends the others. ``raw`` also
+  shows the traceback.
   """
+  global _joined
   if not start(job):
     yield
     return
@@ -60,12 +60,13 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
     barrier('end')
   except BaseException as error:
     leave(error, trace=raw)
-  _finish()
+  _joined = False
+  jax.distributed.shutdown()
 
 
 def start(job: Job) -> bool:
   """Joins the job of the flags or the environment; False for a single process."""
-  global _watch
+  global _joined
   given = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
@@ -91,8 +92,7 @@ def start(job: Job) -> bool:
     jax.distributed.initialize(
       **place,
       initialization_timeout=job.join_timeout + _LINGER_S,
-      # Later than our watch, whose message is clearer.
-      heartbeat_timeout_seconds=max(100, 4 * job.peer_timeout),
+      heartbeat_timeout_seconds=job.peer_timeout,
     )
   except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
     raise InputError(
@@ -106,19 +106,8 @@ def start(job: Job) -> bool:
   if state.num_processes == 1:
     jax.distributed.shutdown()
     return False
-  _watch = watch.Watch(
-    state.client,
-    state.process_id,
-    state.num_processes,
-    str(state.coordinator_address),
-    job.peer_timeout,
-    end,
-  )
+  _joined = True
   if state.process_id:
-    logging.getLogger('dprjax').info(
-      'if process 0, the coordinator at %s, is lost, JAX ends this process with a stack trace',
-      state.coordinator_address,
-    )
     logging.getLogger('dprjax').setLevel(logging.WARNING)  # only process 0 logs
   return True
 
@@ -190,24 +179,12 @@ def leave(error: BaseException, trace: bool = False) -> None:
 
   Call it before any cleanup that would wait for other processes.
   """
-  if _watch is None:
+  if not _joined:
     return
-  status, line = explain(error)
-  if status == 1:
-    # Probably another process is gone; then the watch names it and ends this process.
-    _watch.wait()
   if trace or wants_traceback():
     traceback.print_exception(error)
-  _watch.report(status, line)
-  end(status, line)
-
-
-def _finish() -> None:
-  global _watch
-  assert _watch is not None
-  _watch.stop()
-  _watch = None
-  jax.distributed.shutdown()
+  status, line = explain(error)
+  end(status, line if status == 2 else f'{line}; did another process end before?')
 
 
 def _client() -> Any:
@@ -219,7 +196,7 @@ def _client() -> Any:
 
 def barrier(name: str) -> None:
   """Waits for every process."""
-  if _watch is not None:
+  if _joined:
     _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 
 
@@ -239,7 +216,7 @@ def turn() -> Iterator[None]:
 
 def agree(value: Any) -> Any:
   """The ``value`` (JSON) of process 0, on every process."""
-  if _watch is None:
+  if not _joined:
     return value
   client, key = _client(), f'dprjax/agreed/{next(_numbers)}'
   if jax.process_index() == 0:
@@ -250,7 +227,7 @@ def agree(value: Any) -> Any:
 
 def gather(array: np.ndarray) -> np.ndarray:
   """Stacks arrays of the same shape, one a process, to ``[processes, ...]`` on every process."""
-  if _watch is None:
+  if not _joined:
     return array[None]
   barrier('gather')  # collectives may time out; barriers do not
   return np.asarray(multihost_utils.process_allgather(array))

@@ -33,7 +33,6 @@ _EXTRAS = {  # which extra of setup.py has a module
   'markdown_it': 'documents',
   'matplotlib': 'figures',
   'mteb': 'mteb',
-  'opensearchpy': 'opensearch',
   'pgvector': 'pgvector',
   'psycopg': 'pgvector',
   'pymilvus': 'milvus',

@@ -198,7 +198,7 @@ class Job:
     env='DPRJAX_JOIN_TIMEOUT',
   )
   peer_timeout: int = flag(
-    'time without a sign of life after which a process counts as lost and the job ends',
+    'time without a sign of life after which JAX takes a process for lost and ends the job',
     20,
     most=_LONGEST_S,
     metavar='SECONDS',
@@ -221,9 +221,8 @@ class CollectionFlags:
   """A collection of an engine."""
 
   uri: str | None = flag(
-    'ENGINE:FOLDER or ENGINE:ADDRESS, such as milvus:index.db, qdrant:http://host:6333, '
-    'pgvector:postgresql://host/database or opensearch:https://host:9200; a secret goes into '
-    'ENGINE_TOKEN in the environment',
+    'ENGINE:FOLDER or ENGINE:ADDRESS, such as milvus:index.db, qdrant:http://host:6333 or '
+    'pgvector:postgresql://host/database; a secret goes into ENGINE_TOKEN in the environment',
     None,
     metavar='ENGINE:PLACE',
   )

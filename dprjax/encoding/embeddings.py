@@ -1,258 +1,32 @@
-"""A folder of embeddings: vectors, their ids, and a manifest.
+"""Reads a folder of embeddings: vectors, their ids, and a manifest.
 
     embeddings-00000-of-00003.npy   [rows, H] float32, float16 or codes (``codes.py``)
     ids-00000-of-00003.txt          one id a line, in the order of rows
     manifest.json                   counts, settings (``Meta``), SHA-256 of every file
 
 An unfinished folder has ``progress.json`` in place of the manifest, and ``progress-I.json`` for
-each additional process. Files are written aside and renamed.
+each additional process. `dprjax.encoding.folders` writes it.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
 import io
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import Float, Int, Shaped
 
-from dprjax.base import arrays, files, outputs
+from dprjax.base import arrays, files
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, sha256_file
+from dprjax.base.files import PathLike, sha256_file
 from dprjax.encoding import codes
-from dprjax.encoding.manifest import (
-  FILES,
-  MANIFEST,
-  PROGRESS,
-  PROGRESS_OF_OTHERS,
-  Checksums,
-  Manifest,
-  Meta,
-  Shard,
-  cut_shards,
-  shard_names,
-  shown,
-)
-
-# Temporary files of a killed run.
-_LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
-# White space and control characters separate the columns and lines of a run.
-_BAD_IDS = re.compile(r'[\s\x00-\x1f\x7f]')
-
-
-class Rows(NamedTuple):
-  """A summary of all ids in a folder."""
-
-  total: int
-  sha256: str
-
-
-class IdReader:
-  """Takes ids one by one and summarizes them as `Rows`."""
-
-  def __init__(self, source: str):
-    self._source, self._count, self._digest = source, 0, hashlib.sha256()
-
-  def add(self, id_: str) -> None:
-    """Raises InputError for an id that a TREC run cannot contain."""
-    self._count += 1
-    if not id_ or _BAD_IDS.search(id_):
-      raise InputError(
-        f'{self._source}, row {self._count}: the id {id_!r:.80} is empty or has whitespace or '
-        'control characters'
-      )
-    self._digest.update(f'{id_}\n'.encode())
-
-  def finish(self) -> Rows:
-    return Rows(self._count, self._digest.hexdigest())
-
-
-class EmbeddingsWriter:
-  """Writes a folder shard by shard; a second run keeps the complete shards.
-
-      writer = EmbeddingsWriter(folder, meta, ids)
-      for shard in writer.pending():
-        writer.write(shard, encode(texts[shard.start:shard.stop]))
-      writer.finish()
-
-  Several processes may write different shards. Process 0 opens the folder first and finishes last.
-  """
-
-  def __init__(
-    self,
-    folder: PathLike,
-    meta: Meta,
-    ids: Sequence[str] | Rows,
-    shard_rows: int = 100_000,
-    process: int = 0,
-    source: str = 'ids',
-  ):
-    """Opens or makes the folder, and verifies the shards of an earlier run.
-
-    Args:
-      ids: of all rows; or the summary of `IdReader`, if `write` gets the ids of each shard.
-    """
-    if isinstance(ids, Rows):
-      rows = ids
-    else:
-      reader = IdReader(source)
-      for id_ in ids:
-        reader.add(id_)
-      rows = reader.finish()
-      check_unique(ids, source)
-    self.folder = epath.Path(folder)
-    self.meta = meta
-    self._ids = None if isinstance(ids, Rows) else ids
-    self._process = process
-    self._progress = PROGRESS if process == 0 else f'progress-{process:05d}.json'
-    self._shards = cut_shards(rows.total, shard_rows)
-    self._manifest = Manifest(meta, rows.total, shard_rows, rows.sha256, {})
-    self._manifest.checksums.update(self._resume())
-
-  def _resume(self) -> dict[int, Checksums]:
-    """Checksums of the intact shards, by number."""
-    names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
-    stored = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
-    if stored is None:
-      if names and not outputs.is_vacant(self.folder):
-        raise InputError(f'{self.folder} has other contents; choose another folder')
-      self._clear()
-      self._manifest.write(self.folder / PROGRESS)
-      return {}
-    manifest = Manifest.read(self.folder / stored)
-    if different := self._differences(manifest):
-      raise InputError(
-        f'{self.folder} has other embeddings: {"; ".join(different)}; repeat the first settings, '
-        'or choose another folder'
-      )
-    # Shards written now must use the same ranges.
-    self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
-    if self._process:  # verified by process 0
-      return manifest.checksums
-    self._clear()
-    done = {
-      number: digests
-      for number, digests in (self._others() | manifest.checksums).items()
-      if self._intact(number, digests)
-    }
-    # A finished folder with a damaged shard becomes unfinished.
-    if stored == PROGRESS or len(done) < len(self._shards):
-      dataclasses.replace(self._manifest, checksums=done).write(self.folder / PROGRESS)
-      (self.folder / MANIFEST).unlink(missing_ok=True)
-    for path in self.folder.glob(PROGRESS_OF_OTHERS):
-      path.unlink()
-    return done
-
-  def _clear(self) -> None:
-    for path in self.folder.iterdir() if self.folder.exists() else ():
-      if _LEFT.fullmatch(path.name):
-        path.unlink()
-
-  def _intact(self, number: int, digests: Checksums) -> bool:
-    names = shard_names(number, len(self._shards))
-    return all(
-      path.exists()
-      and not path.is_dir()
-      and not files.is_special(path)
-      and sha256_file(path) == digest
-      for path, digest in zip(
-        (self.folder / names[what] for what in FILES), digests.of_files, strict=True
-      )
-    )
-
-  def _differences(self, manifest: Manifest) -> list[str]:
-    """Differing header fields: 'arithmetic is float32 there, bfloat16 here'."""
-    there = manifest.header()
-    return [
-      f'{key} is {shown(there[key])} there, {shown(value)} here'
-      for key, value in self._manifest.header().items()
-      if there[key] != value
-    ]
-
-  def _others(self) -> dict[int, Checksums]:
-    checksums: dict[int, Checksums] = {}
-    for path in self.folder.glob(PROGRESS_OF_OTHERS):
-      progress = Manifest.read(path)
-      if not self._differences(progress):
-        checksums |= progress.checksums
-    return checksums
-
-  @property
-  def needs_ranges(self) -> bool:
-    """Whether codes are stored but their ranges are not measured yet."""
-    return self.meta.dtype in codes.LEVELS and self._manifest.ranges is None
-
-  def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
-    """Measures the ranges of codes on a sample, before any vector is written."""
-    codes.check_finite(sample, lambda _: f'{self.folder}: the embedding of a text')
-    ranges = codes.calibrate(sample, self.meta.dtype)
-    self._manifest = dataclasses.replace(self._manifest, ranges=ranges)
-    self._manifest.write(self.folder / self._progress)
-
-  def pending(self) -> list[Shard]:
-    """The shards to write, in order."""
-    return [shard for shard in self._shards if shard.number not in self._manifest.checksums]
-
-  def write(
-    self,
-    shard: Shard,
-    vectors: Float[np.ndarray, 'rows H'],
-    ids: Sequence[str] | None = None,
-    cut: int = 0,
-  ) -> None:
-    """Writes a shard; ``ids`` are its ids if the writer has none; ``cut`` texts were cut."""
-    if self._ids is not None:
-      ids = self._ids[shard.start : shard.stop]
-    count = shard.stop - shard.start
-    if ids is None or len(ids) != count:
-      raise ValueError(f'shard {shard.number} needs {count} ids')
-    if self.needs_ranges:
-      raise RuntimeError('call calibrate before the first shard')
-    ranges = self._manifest.ranges
-    dtype = self.meta.dtype if ranges is None else 'float32'
-    with np.errstate(over='ignore'):  # a value too large for float16 becomes infinite
-      vectors = np.ascontiguousarray(vectors, dtype=dtype)
-    codes.check_finite(vectors, lambda row: f'the embedding of {ids[row]!r} as {dtype}')
-    if ranges is not None:
-      vectors = codes.encode(vectors, codes.Code(self.meta.dtype, ranges))
-    names = shard_names(shard.number, len(self._shards))
-    with atomic_write(self.folder / names['embeddings'], 'wb') as file:
-      np.save(file, vectors, allow_pickle=False)
-    with atomic_write(self.folder / names['ids']) as file:
-      file.writelines(f'{id_}\n' for id_ in ids)
-    of_vectors, of_ids = (sha256_file(self.folder / names[what]) for what in FILES)
-    self._manifest.checksums[shard.number] = Checksums(of_vectors, of_ids, cut)
-    self._manifest.write(self.folder / self._progress)
-
-  @property
-  def cut(self) -> int:
-    """How many texts of all written shards were cut."""
-    return sum(checksums.cut for checksums in self._manifest.checksums.values())
-
-  def discard(self) -> None:
-    """Removes the progress file of an unfinished folder without shards; for failed commands."""
-    if self._process or self._manifest.checksums or any(self.folder.glob(PROGRESS_OF_OTHERS)):
-      return
-    if not (self.folder / MANIFEST).exists():
-      (self.folder / PROGRESS).unlink(missing_ok=True)
-
-  def finish(self) -> None:
-    """Writes the manifest, on process 0."""
-    if self._process:
-      return
-    self._manifest.checksums.update(self._others())
-    if pending := self.pending():
-      raise RuntimeError(f'{len(pending)} of {len(self._shards)} shards are not written')
-    self._manifest.write(self.folder / MANIFEST)
-    for path in (self.folder / PROGRESS, *self.folder.glob(PROGRESS_OF_OTHERS)):
-      path.unlink(missing_ok=True)
+from dprjax.encoding.manifest import FILES, MANIFEST, Manifest, Meta, shard_names, shown
+from dprjax.text.fields import check_unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -504,13 +278,6 @@ def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
 
 def _digest_of(several: Iterable[str]) -> str:
   return hashlib.sha256(' '.join(several).encode()).hexdigest()
-
-
-def check_unique(ids: Sequence[str], where: str) -> None:
-  """Raises InputError, which begins with ``where``, for a repeated id."""
-  if len(set(ids)) < len(ids):
-    twice = collections.Counter(ids).most_common(1)[0][0]
-    raise InputError(f'{where}: the id {twice!r:.80} occurs twice; ids must be unique')
 
 
 def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:

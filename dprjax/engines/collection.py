@@ -10,13 +10,15 @@ from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.encoding.manifest import check_same_space
+from dprjax.engines import engine as engines
 from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Engine, Fuses, HasBm25, Hits, Record, Rows, errors
+from dprjax.engines.engine import Engine, HasBm25, Hits, Record, Rows
 from dprjax.retrieval import best, bm25_index, fusion
 from dprjax.retrieval.best import check_finite
 from dprjax.text.rankings import Ranking
 
 _IDS = 1_000  # in a request
+_ANSWER_ROWS = 100_000  # results of all queries of a request
 
 ProgressFn = Callable[[int], None]
 _Asks = Callable[[Int[np.ndarray, ' some'], int], list[Hits]]
@@ -28,19 +30,6 @@ def check_name(name: str) -> None:
     raise InputError(
       f'--collection={name!r:.80}: expected letters, digits and underscores, 63 at most'
     )
-
-
-def check_text(
-  engine: Engine, documents: Iterable[tuple[str, Mapping[str, Any]]], where: str
-) -> None:
-  """Raises InputError, with ``where``, for an id whose payload has a text that is not storable."""
-  for id_, payload in documents if not engine.stores_nul else ():
-    for name, value in payload.items():
-      if any('\0' in one for one in (value if isinstance(value, list) else [str(value)])):
-        raise InputError(
-          f'{where}: passage {id_!r:.80} has a null character in {name}, which {engine.address} '
-          'cannot store; take it out there, or store no texts'
-        )
 
 
 class Found(NamedTuple):
@@ -60,14 +49,14 @@ class Found(NamedTuple):
 def exists(engine: Engine, name: str) -> bool:
   """Whether a collection of this name exists, made by any program."""
   check_name(name)
-  with _errors(engine, str(engine.address)):
+  with engines.errors(engine.address, str(engine.address)):
     return engine.open(name) is not None
 
 
 def open_collection(engine: Engine, name: str) -> 'Collection':
   """Opens a collection."""
   check_name(name)
-  with _errors(engine, str(engine.address)):
+  with engines.errors(engine.address, str(engine.address)):
     opened = engine.open(name)
     names = [] if opened and opened.record else sorted(engine.names())
   if opened is None or opened.record is None:
@@ -94,23 +83,17 @@ def create(
       the mean number of words of a document as ``average_words``.
   """
   check_name(name)
-  check_index_type(engine, index_type)
+  engines.check_index_type(engine.address, index_type)
   if bm25 and not isinstance(engine, HasBm25):
     raise InputError(
       f'{engine.address} has no BM25, which this retriever needs; --upsert the embeddings in its '
       'folder, index/vectors, and join the runs of two searches: dprjax.fuse'
     )
-  with _errors(engine, f'{engine.address}: collection {name!r} with index {index_type}'):
+  with engines.errors(
+    engine.address, f'{engine.address}: collection {name!r} with index {index_type}'
+  ):
     engine.create(name, Record(dict(space), bm25 and dict(bm25)), index_type=index_type, rows=rows)
   return open_collection(engine, name)
-
-
-def check_index_type(engine: Engine, index_type: str) -> None:
-  """Raises InputError for an index type that the engine lacks."""
-  if index_type not in ('auto', *engine.index_types):
-    raise InputError(
-      f'{engine.address} has no index {index_type}, only {", ".join(engine.index_types)}'
-    )
 
 
 class Collection:
@@ -167,7 +150,8 @@ class Collection:
       payloads: title, text and other fields to store with each document.
     """
     check_finite(vectors, 'document', 0)
-    check_text(self.engine, zip(ids, payloads or (), strict=False), self.where)
+    if not self.engine.stores_nul:
+      self._check_text(zip(ids, payloads or (), strict=False))
     for part in slices(len(ids), self._batch(), progress):
       rows = Rows(
         ids[part],
@@ -205,7 +189,9 @@ class Collection:
     for part in slices(len(ids), _IDS):
       with self._errors():
         found |= self.engine.fetch(self.name, ids[part])
-    self._check_present(ids, found)
+    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
+    if missing:
+      raise InputError(f'{self.where} lacks {len(missing)} ids: {", ".join(missing[:5])}')
     return [found[id_] for id_ in ids]
 
   def search(
@@ -223,7 +209,12 @@ class Collection:
       queries: vectors with the settings of the collection.
       settings: of a search in this index (nprobe, ef, ...), which override ``engine.settings``.
     """
-    self._check_search(queries, k)
+    check_finite(queries, 'query', 0)
+    if k > self.engine.most:
+      raise InputError(
+        f'{self.engine.address} returns at most {self.engine.most:,} passages a query, not {k:,}; '
+        'use fewer or --index=exact'
+      )
 
     def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
       vectors = np.ascontiguousarray(queries[some], np.float32)
@@ -238,7 +229,11 @@ class Collection:
 
     BM25 of the engine uses the words of ``retrieval.bm25_index``.
     """
-    words, engine = self._query_words(queries), self.engine
+    if self.record.bm25 is None:
+      raise InputError(
+        f'{self.where} has no BM25: fill another --collection, dprjax.index --upsert=RETRIEVER'
+      )
+    words, engine = self._words(queries), self.engine
     assert isinstance(engine, HasBm25)
     used = np.array([row for row, one in enumerate(words) if one], np.int64)
     ranked = [Ranking([], np.empty(0)) for _ in queries]
@@ -253,11 +248,6 @@ class Collection:
       ranked[row] = one
     return ranked
 
-  def fuses(self, how: fusion.Fusion, drop: Sequence[str] = ()) -> bool:
-    """Whether the engine fuses the rankings of `hybrid`: reciprocal ranks, equal weights."""
-    equal = how.method == 'rrf' and len({*how.weights.values()}) == 1
-    return isinstance(self.engine, Fuses) and equal and not drop
-
   def hybrid(
     self,
     queries: Float[np.ndarray, 'queries H'],
@@ -271,43 +261,21 @@ class Collection:
   ) -> list[Ranking]:
     """The k best documents of each query by fusing the search of its vector and BM25 of its text.
 
-    With equal weights, the engine fuses reciprocal ranks in one request. For other methods and
-    weights of `fusion`, the engine finds both rankings, which are fused here.
-
     Args:
       how: the fusion of `fusion.BM25` and `fusion.DENSE`.
       drop: for each query, the id of a document to leave out.
     """
-    words = self._query_words(texts)
-    depth = min(how.depth, self.engine.most)
-    self._check_search(queries, depth)
-    engine = self.engine
-    if not (isinstance(engine, Fuses) and self.fuses(how, drop)):
-      deep = min(depth + bool(drop), self.engine.most)
-      dense = self._ranked(self.search(queries, deep, settings=settings, where=where))
-      lexical = self.rankings(texts, deep, where)
-      if drop:
-        dense, lexical = (
-          [one.without(id_) for one, id_ in zip(run, drop, strict=True)] for run in (dense, lexical)
-        )
-      return [
-        how.fuse({fusion.DENSE: one, fusion.BM25: other}, k)
-        for one, other in zip(dense, lexical, strict=True)
-      ]
-
-    def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
-      return engine.fuse(
-        self.name,
-        np.ascontiguousarray(queries[some], np.float32),
-        [words[row] for row in some],
-        wanted,
-        rrf_k=how.rrf_k,
-        depth=depth,
-        settings=self.settings(depth, settings),
-        where=where,
+    depth = min(how.depth + bool(drop), self.engine.most)
+    dense = self._ranked(self.search(queries, depth, settings=settings, where=where))
+    lexical = self.rankings(texts, depth, where)
+    if drop:
+      dense, lexical = (
+        [one.without(id_) for one, id_ in zip(run, drop, strict=True)] for run in (dense, lexical)
       )
-
-    return self._ranked(self._best(ask, len(queries), min(k, self.engine.most), self._batch()))
+    return [
+      how.fuse({fusion.DENSE: one, fusion.BM25: other}, k)
+      for one, other in zip(dense, lexical, strict=True)
+    ]
 
   def settings(self, k: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Settings of a search: the defaults, overridden by ``given``."""
@@ -329,7 +297,7 @@ class Collection:
       nonlocal done
       rows = np.full((len(some), wanted), -1, np.int32)
       scores = np.full((len(some), wanted), -np.inf, np.float32)
-      for part in slices(len(some), max(1, min(size, self.engine.answer_rows // wanted))):
+      for part in slices(len(some), max(1, min(size, _ANSWER_ROWS // wanted))):
         with self._errors():
           answers = ask(some[part], wanted)
         for number, hits in enumerate(answers, start=part.start):
@@ -351,36 +319,25 @@ class Collection:
   def _ranked(found: Found) -> list[Ranking]:
     return best.rankings(best.TopK(found.scores, found.rows), found.ids)
 
-  def _check_search(self, queries: Float[np.ndarray, 'queries H'], k: int) -> None:
-    check_finite(queries, 'query', 0)
-    if k > self.engine.most:
-      raise InputError(
-        f'{self.engine.address} returns at most {self.engine.most:,} passages a query, not {k:,}; '
-        'use fewer or --index=exact'
-      )
-
   def _words(self, texts: Sequence[str]) -> list[list[str]]:
     assert self.record.bm25 is not None
     return bm25_index.words_of(texts, self.record.bm25['language'])
 
-  def _query_words(self, texts: Sequence[str]) -> list[list[str]]:
-    if self.record.bm25 is None:
-      raise InputError(
-        f'{self.where} has no BM25: fill another --collection, dprjax.index --upsert=RETRIEVER'
-      )
-    return self._words(texts)
-
-  def _check_present(self, ids: Sequence[str], found: Mapping[str, Any]) -> None:
-    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
-    if missing:
-      raise InputError(f'{self.where} lacks {len(missing)} ids: {", ".join(missing[:5])}')
+  def _check_text(self, documents: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    for id_, payload in documents:
+      for name, value in payload.items():
+        if any('\0' in one for one in (value if isinstance(value, list) else [str(value)])):
+          raise InputError(
+            f'{self.where}: passage {id_!r:.80} has a null character in {name}, which '
+            f'{self.engine.address} cannot store; take it out there, or store no texts'
+          )
 
   def _batch(self) -> int:
     row_bytes = 4 * int(self.space['dimension'])
     return max(1, min(self.engine.request_rows, self.engine.request_bytes // row_bytes))
 
   def _errors(self) -> contextlib.AbstractContextManager[None]:
-    return _errors(self.engine, self.where)
+    return engines.errors(self.engine.address, self.where)
 
 
 def slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterator[slice]:
@@ -390,12 +347,3 @@ def slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterato
     yield slice(start, stop)
     if progress is not None:
       progress(stop)
-
-
-def _errors(engine: Engine, where: str) -> contextlib.AbstractContextManager[None]:
-  return errors(where, type(engine).__name__, *secrets(engine.address.token()))
-
-
-def secrets(token: str) -> tuple[str, ...]:
-  """The parts of ``user:password``, or a key, to hide in messages."""
-  return token, token.partition(':')[2]

@@ -6,11 +6,13 @@ import re
 from typing import NamedTuple
 
 from dprjax.base.errors import InputError
-from dprjax.engines.payloads import is_field
 
 Value = str | int | float | bool
 
-_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)(>=|<=|=|>|<)(.*)', re.S)
+RESERVED = ('id', 'vector', 'words', 'counts', 'payload')
+"""Names that engines reserve."""
+
+_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]{0,62})(>=|<=|=|>|<)(.*)', re.S)
 
 
 class Condition(NamedTuple):
@@ -33,7 +35,7 @@ def parse(text: str) -> Condition:
   Numbers, true and false are parsed; a value in double quotes is a string.
   """
   found = _PATTERN.fullmatch(text)
-  if found is None or not is_field(found[1]) or not found[3]:
+  if found is None or found[1] in RESERVED or not found[3]:
     raise _error(text)
   name, operator, rest = found.groups()
   values = tuple(_value(one) for one in (_split(rest) if operator == '=' else [rest]))

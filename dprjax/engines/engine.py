@@ -1,8 +1,10 @@
-"""The interface of engines for `dprjax.engines.collection`, and their addresses."""
+"""Engines by address, and their interface for `dprjax.engines.collection`."""
 
 import contextlib
 import dataclasses
+import importlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,9 @@ from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError, mask
 from dprjax.engines.conditions import Condition
 
+ENGINES = {'milvus': 'Milvus', 'qdrant': 'Qdrant', 'pgvector': 'Pgvector'}
+_FOLDERS = ('milvus', 'qdrant')
+_log = logging.getLogger('dprjax')
 _SPACE, _BM25, _LOADING = 'dprjax.space', 'dprjax.bm25', 'dprjax.loading'
 _FULL = re.compile(r'no space|disk ?full|disk usage|watermark|out of disk|read-only', re.I)
 _DOWN = re.compile(r'refused|unreachable|timed? ?out|unavailable|name or service', re.I)
@@ -25,7 +30,7 @@ class Address(NamedTuple):
   """``ENGINE:PLACE``, where PLACE is a folder or the address of a server.
 
   Attributes:
-    engine: a name of `dprjax.engines.ENGINES`.
+    engine: a name of `ENGINES`.
     place: in the form of the client of the engine.
   """
 
@@ -43,6 +48,52 @@ class Address(NamedTuple):
   def token(self) -> str:
     """The secret of the engine from the environment (``MILVUS_TOKEN`` and so on), or ''."""
     return os.environ.get(f'{self.engine.upper()}_TOKEN', '')
+
+
+def address_of(text: str) -> Address:
+  """Reads ``ENGINE:PLACE``."""
+  engine, _, place = text.partition(':')
+  address, scheme = Address(engine, place), 'postgresql' if engine == 'pgvector' else 'https?'
+  served = engine in ENGINES and re.fullmatch(rf'({scheme})://[^@?#\s]*', place)
+  if served and not place.endswith(('.db', 'http://')):
+    return address
+  local = engine in _FOLDERS and address.is_local and place and '@' not in place
+  if local and (engine != 'milvus' or place.endswith('.db')):
+    return address
+  # The text may be an address with a password.
+  folders = ' or '.join(f'{name}:FOLDER' for name in _FOLDERS)
+  raise InputError(
+    f'--uri: expected {folders}, where that of milvus ends in .db, or ENGINE:ADDRESS without user, '
+    f'query or fragment, with an engine of {", ".join(ENGINES)}, such as '
+    'qdrant:http://localhost:6333; a secret goes into ENGINE_TOKEN'
+  )
+
+
+def class_of(address: Address) -> Any:
+  module = importlib.import_module(f'dprjax.engines.{address.engine}')
+  return getattr(module, ENGINES[address.engine])
+
+
+def check_index_type(address: Address, index_type: str) -> None:
+  """Raises InputError for an index type that an engine at such a place lacks."""
+  types = class_of(address).types_at(address)
+  if index_type not in ('auto', *types):
+    raise InputError(f'{address} has no index {index_type}, only {", ".join(types)}')
+
+
+def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0) -> 'Engine':
+  """Connects to an engine; close it after use.
+
+  Args:
+    timeout: seconds.
+  """
+  place = address_of(address) if isinstance(address, str) else address
+  kind = class_of(place)
+  if place.token() and place.place.startswith('http://'):
+    _log.info('%s: the secret is sent without encryption; use https', place)
+  where = f'{place} (another process may have it open)' if place.is_local else str(place)
+  with errors(place, where):
+    return kind(place, new=new, timeout=timeout)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,25 +164,25 @@ class Hits(NamedTuple):
 class Engine(Protocol):
   """A connection. `create`, `upsert`, `search`, `count` and `drop` are the core.
 
-  Calls raise the errors of the client; `Engine.errors` turns them into InputError.
+  Calls raise the errors of the client; `errors` turns them into InputError.
 
   Attributes:
     address, version: of the engine.
-    index_types: names for `create`.
     most: the most results of a query.
     stores_nul: whether a text may have a null character.
     request_rows, request_bytes: documents, and bytes of their vectors, in a request.
-    answer_rows: results of all queries of a request.
   """
 
   address: Address
   version: str
-  index_types: Sequence[str]
   most: int
   stores_nul: bool
   request_rows: int
   request_bytes: int
-  answer_rows: int
+
+  @staticmethod
+  def types_at(address: Address) -> Sequence[str]:
+    """The index types for `create` of an engine at such a place."""
 
   def create(self, name: str, record: Record, *, index_type: str = 'auto', rows: int = 0) -> None:
     """Makes an empty collection for about this many rows."""
@@ -190,36 +241,11 @@ class HasBm25(Protocol):
     """The k best documents of each query (words) by BM25, if they share a word with it."""
 
 
-@runtime_checkable
-class Fuses(HasBm25, Protocol):
-  """An engine that itself fuses both rankings."""
-
-  def fuse(
-    self,
-    name: str,
-    queries: Float[np.ndarray, 'queries H'],
-    words: Sequence[Sequence[str]],
-    k: int,
-    *,
-    rrf_k: int,
-    depth: int,
-    settings: Mapping[str, Any],
-    where: Sequence[Condition],
-  ) -> list[Hits]:
-    """The k best by reciprocal ranks over the first ``depth`` documents of `search` and `bm25`."""
-
-
-class EngineError(Exception):
-  """An error answered by an engine, for which its client raises nothing."""
-
-  def __init__(self, message: str):
-    super().__init__(message)
-    self.message = message
-
-
 @contextlib.contextmanager
-def errors(where: str, engine: str, *secrets: str) -> Iterator[None]:
+def errors(address: Address, where: str) -> Iterator[None]:
   """Turns errors of an engine and its client into InputError, without secrets."""
+  token = address.token()
+  secrets = [one for one in (token, token.partition(':')[2]) if one]  # user:password, or a key
   try:
     yield
   except (InputError, MemoryError, ModuleNotFoundError):
@@ -228,7 +254,7 @@ def errors(where: str, engine: str, *secrets: str) -> Iterator[None]:
     message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'
     message = ' '.join(str(message).split())
     for secret in secrets:
-      message = message.replace(secret, '***') if secret else message
+      message = message.replace(secret, '***')
     hint = ''
     if _FULL.search(message):
       hint = '; free some space there and run the same command to continue'
@@ -237,8 +263,9 @@ def errors(where: str, engine: str, *secrets: str) -> Iterator[None]:
     if len(message) > 240:
       message = f'{message[:240]}...'
     # The cause would expose secrets in a traceback.
-    cause = None if any(secrets) else error
-    raise InputError(mask(f'{where}: {engine} says: {message}{hint}')) from cause
+    cause = None if secrets else error
+    said = f'{where}: {ENGINES[address.engine]} says: {message}{hint}'
+    raise InputError(mask(said)) from cause
 
 
 def check_folder(address: Address, ours: Any, new: bool) -> None:

@@ -40,8 +40,7 @@ class Milvus:
 
   most = 16_384
   stores_nul = True
-  # Requests and answers are limited to 64 MB.
-  request_rows, request_bytes, answer_rows = 1_000, 1 << 24, 100_000
+  request_rows, request_bytes = 1_000, 1 << 24  # a request is limited to 64 MB
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     import pymilvus  # an extra
@@ -65,7 +64,6 @@ class Milvus:
     self.version = str(self.client.get_server_version())
     # milvus-lite can also run as a server.
     self._lite = 'lite' in self.version
-    self.index_types = _LITE_TYPES if self._lite else ('SCANN', *_LITE_TYPES)
     self._opened: dict[str, _Kind] = {}
 
   @staticmethod
@@ -249,39 +247,6 @@ class Milvus:
       ),
       # milvus-lite returns distances, a server scores.
       positive=True,
-    )
-
-  def fuse(
-    self,
-    name: str,
-    queries: np.ndarray,
-    words: Sequence[Sequence[str]],
-    k: int,
-    *,
-    rrf_k: int,
-    depth: int,
-    settings: Mapping[str, Any],
-    where: Sequence[Condition],
-  ) -> list[Hits]:
-    import pymilvus
-
-    expression = {'expr': _expression(where)} if where else {}
-    requests = [
-      pymilvus.AnnSearchRequest(
-        [*queries], _VECTOR, {'metric_type': 'IP', 'params': dict(settings)}, depth, **expression
-      ),
-      pymilvus.AnnSearchRequest(
-        [_cut(' '.join(one)) for one in words],
-        _COUNTS,
-        {'metric_type': 'BM25', 'params': {}},
-        depth,
-        **expression,
-      ),
-    ]
-    return self._hits(
-      self.client.hybrid_search(
-        name, requests, pymilvus.RRFRanker(rrf_k), limit=k, output_fields=[_ID]
-      )
     )
 
   @staticmethod

@@ -26,8 +26,7 @@ class Pgvector:
 
   most = 100_000
   stores_nul = False
-  request_rows, request_bytes, answer_rows = 10_000, 1 << 26, 100_000
-  index_types: Sequence[str] = ('HNSW', 'HNSW_HALF', 'IVF_FLAT', 'FLAT')
+  request_rows, request_bytes = 10_000, 1 << 26
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     import psycopg  # an extra
@@ -56,6 +55,11 @@ class Pgvector:
 
       register_vector(self.client)
       self._iterative = tuple(map(int, extension[0].split('.')[:2])) >= (0, 8)
+
+  @staticmethod
+  def types_at(address: Address) -> Sequence[str]:
+    del address
+    return ('HNSW', 'HNSW_HALF', 'IVF_FLAT', 'FLAT')
 
   def close(self) -> None:
     self.client.close()

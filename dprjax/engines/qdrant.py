@@ -32,7 +32,7 @@ class Qdrant:
   most = 100_000
   stores_nul = True
   # A server takes requests of 32 MB.
-  request_rows, request_bytes, answer_rows = 1_000, 1 << 22, 100_000
+  request_rows, request_bytes = 1_000, 1 << 22
 
   def __init__(self, address: Address, *, new: bool = False, timeout: float = 30.0):
     import qdrant_client  # an extra
@@ -54,7 +54,6 @@ class Qdrant:
         check_compatibility=False,
       )
       self.version = self.client.info().version
-    self.index_types = self.types_at(address)
 
   @staticmethod
   def is_index(folder: epath.Path) -> bool:
@@ -184,36 +183,6 @@ class Qdrant:
         for words in queries
       ],
     )
-
-  def fuse(
-    self,
-    name: str,
-    queries: np.ndarray,
-    words: Sequence[Sequence[str]],
-    k: int,
-    *,
-    rrf_k: int,
-    depth: int,
-    settings: Mapping[str, Any],
-    where: Sequence[Condition],
-  ) -> list[Hits]:
-    from qdrant_client import models
-
-    how, only = _parameters(settings), _filter(where)
-    # Qdrant counts ranks from 0.
-    fusion = models.RrfQuery(rrf=models.Rrf(k=rrf_k + 1))
-    requests = []
-    for query, own in zip(queries.tolist(), words, strict=True):
-      parts = [
-        models.Prefetch(query=query, using=_VECTOR, params=how, filter=only, limit=depth),
-        *(
-          [models.Prefetch(query=_counts(own), using=_SPARSE, filter=only, limit=depth)]
-          if own
-          else []
-        ),
-      ]
-      requests.append(models.QueryRequest(prefetch=parts, query=fusion, **_ids_alone(k)))
-    return self._ask(name, requests)
 
   def _ask(self, name: str, requests: Sequence[Any]) -> list[Hits]:
     answers = self.client.query_batch_points(name, requests)

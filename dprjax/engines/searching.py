@@ -77,7 +77,6 @@ def search(
       run, report = searching.result(ids, doc_ids, rows, scores, k, drop_same_id, count, seconds)
     else:
       report = searching.report(len(ids), k, drop_same_id, count, seconds)
-      report['fused_by'] = engine.address.engine if collection.fuses(weights, drop) else 'dprjax'
       report['weights'] = dict(weights.weights)
     report |= {
       'index': engine.address.engine,

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,66 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.encoding import embeddings
-from dprjax.engines import check_index_type, check_text, create, exists, open_collection
+from dprjax.engines import conditions
+from dprjax.engines.collection import create, exists, open_collection
 from dprjax.engines.engine import Engine
-from dprjax.engines.payloads import Document, read_documents
 from dprjax.retrieval import bm25_index
+from dprjax.text import texts as text_files
 
 logger = logging.getLogger('dprjax')
 
 _BLOCK, _BLOCK_BYTES = 10_000, 1 << 27  # rows read at a time, and bytes of their vectors
 _COUNTED = 1_000  # texts whose words are counted at a time
+_STORED = re.compile(r'(?!\s)[^\x00-\x1f.]{1,63}(?<!\s)')  # names of fields
+
+
+class Document(text_files.Text):
+  """A passage.
+
+  Attributes:
+    id, text: as in `text_files.Text`.
+    payload: ``title`` and ``text``, unless empty, and other fields: strings, numbers, booleans and
+      lists of strings. Fields of an object ``metadata`` count as fields of the passage.
+    omitted: names of fields of other types, or with a name that engines reserve.
+  """
+
+  payload: dict[str, Any]
+  omitted: list[str]
+
+
+def read_documents(
+  path: files.PathLike, columns: Mapping[str, str] | None = None
+) -> Iterator[Document]:
+  """The passages of an input, with the arguments of `dprjax.text.texts.read_texts`."""
+  return map(_document, text_files.Texts(path, 'passage', columns=columns).entries())
+
+
+def _document(entry: text_files.Entry) -> Document:
+  record, fields = entry.record, dict(entry.values)
+  metadata = fields.get('metadata')
+  if isinstance(metadata, dict):
+    del fields['metadata']
+    fields = metadata | fields
+  made = Document(record.id, record.joined)
+  made.payload, made.omitted = {}, []
+  for name, value in (('title', record.title), ('text', record.text)):
+    if value:
+      made.payload[name] = value
+  for name, value in fields.items():
+    if name in entry.roles.values() or value is None:
+      continue
+    own = _STORED.fullmatch(name) and name not in ('title', 'text', *conditions.RESERVED)
+    if own and _is_plain(value):
+      made.payload[name] = value
+    else:
+      made.omitted.append(name)
+  return made
+
+
+def _is_plain(value: Any) -> bool:
+  if isinstance(value, list):
+    return all(isinstance(item, str) for item in value)
+  return isinstance(value, str | int | float | bool)
 
 
 def upsert(
@@ -43,9 +95,6 @@ def upsert(
   documents = None
   if texts:  # before anything is made
     documents = _opened(read_documents(texts, columns), texts, corpus)
-    if not files.is_special(texts):  # a pipe is read once, and checked block by block
-      read = ((one.id, one.payload) for one in read_documents(texts, columns))
-      check_text(engine, read, f'--texts={texts}')
   if exists(engine, name):
     collection = open_collection(engine, name)
     collection.check_space(space, '--upsert')
@@ -55,7 +104,6 @@ def upsert(
         f'{index_type} and {_shown(settings)}: choose another --collection, or --drop it first'
       )
   else:
-    check_index_type(engine, index_type)
     bm25 = settings and {
       **settings,
       'average_words': _average_words(

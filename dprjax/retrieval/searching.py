@@ -15,6 +15,7 @@ from dprjax.base.errors import InputError
 from dprjax.encoding import codes, embeddings, manifest
 from dprjax.retrieval import best, scann
 from dprjax.text import trec
+from dprjax.text.fields import check_unique
 
 logger = logging.getLogger('dprjax')
 
@@ -219,8 +220,8 @@ def result(
   seconds: dict[str, float],
 ) -> tuple[trec.Run, dict[str, Any]]:
   """The run, and the part of the report common to all indexes."""
-  embeddings.check_unique(query_ids, 'the queries')
-  embeddings.check_unique(doc_ids, 'the passages')
+  check_unique(query_ids, 'the queries')
+  check_unique(doc_ids, 'the passages')
   run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)

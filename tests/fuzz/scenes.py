@@ -70,7 +70,7 @@ def write_texts(folder: pathlib.Path) -> None:
 
 
 def write_embeddings(folder: pathlib.Path) -> None:
-  from dprjax.encoding.embeddings import EmbeddingsWriter
+  from dprjax.encoding.folders import EmbeddingsWriter, summary
   from dprjax.encoding.manifest import Meta
 
   rng = np.random.default_rng(1)
@@ -93,10 +93,11 @@ def write_embeddings(folder: pathlib.Path) -> None:
   }
   for side, count in (('passage', 40), ('query', 8)):
     ids = [f'{"dq"[side == "query"]}{number}' for number in range(count)]
-    writer = EmbeddingsWriter(folder / side, Meta(**(made | {'side': side})), ids, 16)
+    writer = EmbeddingsWriter(folder / side, Meta(**(made | {'side': side})), summary(ids), 16)
     vectors = rng.standard_normal((count, 8), np.float32)
     for shard in writer.pending():
-      writer.write(shard, vectors[shard.start : shard.stop])
+      rows = slice(shard.start, shard.stop)
+      writer.write(shard, vectors[rows], ids[rows])
     writer.finish()
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dprjax.engines import payloads
+from dprjax.engines import storing
 from dprjax.text import texts
 
 
@@ -24,7 +24,7 @@ def test_fields_of_json_lines(tmp_path):
   ]
   path = tmp_path / 'corpus.jsonl'
   path.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
-  a, b, c = payloads.read_documents(path)
+  a, b, c = storing.read_documents(path)
   first = {'title': 'On a', 'text': 'cats', 'year': 2001, 'free': True, 'tags': ['x', 'y']}
   assert (a.id, a.text, a.payload, a.omitted) == ('a', 'On a cats', first, [])
   assert b.payload == {'text': 'dogs', 'year': 2.5} and b.omitted == ['id', 'deep']
@@ -46,5 +46,5 @@ def test_fields_of_columns(tmp_path, kind):
   else:
     path.write_text('id,title,text,year\n7,On a,cats,2001\n')
     expected['year'] = '2001'
-  (found,) = payloads.read_documents(path)
+  (found,) = storing.read_documents(path)
   assert (found.id, found.text, found.payload) == ('7', 'On a cats', expected)
