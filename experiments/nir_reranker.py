@@ -38,7 +38,7 @@ import numpy as np
 import nir_sets
 import trials
 from dprjax import CrossEncoder, PromptReranker
-from dprjax.papers.nir_prompt import labelled_pairs, pairs
+from dprjax.papers.nir_prompt import pairs
 from dprjax.training import config as configs
 from dprjax.training import exporting, train
 from dprjax.training import workdir as workdirs
@@ -177,7 +177,7 @@ class Experiment:
     rows = pairs.read_pairs(pairs.PairSource(str(self.sets / task), 'test'))
     scores = reranker.score([row[:2] for row in rows])
     labels = np.array([row.label for row in rows], np.int32)
-    found = labelled_pairs.classify(scores, labels, 'accuracy')
+    found = pairs.classify(scores, labels, 'accuracy')
     looks = {
       **{name: found.means[name] for name in ('yes', 'F1', 'AP')},
       'of matches': quantiles(scores[labels == 1]),

@@ -8,43 +8,31 @@ import functools
 import importlib
 import importlib.util
 import os
-import pkgutil
 import types
 from collections.abc import Mapping
 from typing import Any
 
 VARIABLE = 'DPRJAX_EXTENSIONS'
-EMPTY: Mapping[str, str] = types.MappingProxyType({})
+NONE: Mapping[str, str] = types.MappingProxyType({})
 
 
-def values(name: str, package: str = '', beside: Mapping[str, str] = EMPTY) -> list[Any]:
-  """The values of this name, such as ``FAMILY``, in all modules that have one.
+def values(name: str, places: Mapping[str, str] = NONE) -> list[Any]:
+  """The values at these places of dprjax, and the values of this name in modules of the user.
 
   Args:
-    package: of dprjax, whose modules come first.
-    beside: further modules of dprjax, by the key of their value.
+    name: such as ``FAMILY``.
+    places: ``MODULE.VALUE`` by the key of the value.
   """
-  modules = [*(_inside(package) if package else ()), *_modules(os.environ.get(VARIABLE, ''))]
-  modules += [importlib.import_module(module) for module in beside.values() if there(module)]
-  found = (getattr(module, name, None) for module in modules)
-  return [value for value in found if value is not None]
+  found = [_value(place) for place in places.values() if there(place.rpartition('.')[0])]
+  own = (getattr(module, name, None) for module in _modules(os.environ.get(VARIABLE, '')))
+  return [*found, *(value for value in own if value is not None)]
 
 
-def find(name: str, key: str, wanted: str, package: str, beside: Mapping[str, str] = EMPTY) -> Any:
-  """The value of this name whose attribute ``key`` is ``wanted``; None if there is none.
-
-  The module of dprjax with that file name is looked at first, so that no other is imported.
-  """
-  if wanted in beside and there(beside[wanted]):
-    return getattr(importlib.import_module(beside[wanted]), name)
-  file = wanted.replace('-', '_')
-  folder = importlib.import_module(package)
-  if file in {one.name for one in pkgutil.iter_modules(folder.__path__)}:
-    value = getattr(importlib.import_module(f'{package}.{file}'), name, None)
-    if value is not None and getattr(value, key) == wanted:
-      return value
-  found = values(name, package, beside)
-  return next((one for one in found if getattr(one, key) == wanted), None)
+def find(name: str, key: str, wanted: str, places: Mapping[str, str]) -> Any:
+  """The one of `values` whose attribute ``key`` is ``wanted``, or None. Imports no other place."""
+  if wanted in places and there(places[wanted].rpartition('.')[0]):
+    return _value(places[wanted])
+  return next((one for one in values(name) if getattr(one, key) == wanted), None)
 
 
 def there(module: str) -> bool:
@@ -55,13 +43,9 @@ def there(module: str) -> bool:
     return False
 
 
-@functools.cache
-def _inside(package: str) -> list[Any]:
-  folder = importlib.import_module(package)
-  return [
-    importlib.import_module(f'{package}.{one.name}')
-    for one in pkgutil.iter_modules(folder.__path__)
-  ]
+def _value(place: str) -> Any:
+  module, _, name = place.rpartition('.')
+  return getattr(importlib.import_module(module), name)
 
 
 @functools.cache

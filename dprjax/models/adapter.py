@@ -433,21 +433,23 @@ def projections(config: Any) -> list[tuple[Any, list[str]]]:
   ]
 
 
-_PACKAGE = 'dprjax.models.adapters'
-_OF_PAPERS = {
-  'template': 'dprjax.papers.nir_prompt.adapter',
-  'topic': 'dprjax.papers.topic_dpr.topic',
+_PLACES = {
+  'linear': 'dprjax.models.adapters.linear.ADAPTER',
+  'lora': 'dprjax.models.adapters.lora.ADAPTER',
+  'prefix': 'dprjax.models.adapters.prefix.ADAPTER',
+  'template': 'dprjax.papers.nir_prompt.adapter.ADAPTER',
+  'topic': 'dprjax.papers.topic_dpr.topic.ADAPTER',
 }
 
 
 def every() -> dict[str, Kind]:
   """All kinds by name, those of dprjax first."""
-  return {kind.name: kind for kind in extensions.values('ADAPTER', _PACKAGE, _OF_PAPERS)}
+  return {kind.name: kind for kind in extensions.values('ADAPTER', _PLACES)}
 
 
 def find(name: str, where: str) -> Kind:
   """The kind of this name; ``where`` begins the message if there is none."""
-  found = extensions.find('ADAPTER', 'name', name, _PACKAGE, _OF_PAPERS)
+  found = extensions.find('ADAPTER', 'name', name, _PLACES)
   if found is None:
     raise InputError(f'{where}: expected one of {", ".join(every())}, not {name!r:.60}')
   return found

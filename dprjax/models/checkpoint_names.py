@@ -3,8 +3,9 @@
 A family lists them (`family.Family.tensors`).
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,29 @@ class Tensor(NamedTuple):
   def paths(self) -> list[tuple[str, ...]]:
     """The places in our tree; a fused tensor has several."""
     return [(*self.path[:-2], part, self.path[-1]) for part in self.parts] or [self.path]
+
+
+def weights(
+  name: str,
+  path: tuple[str, ...],
+  shape: tuple[int, ...],
+  bias: bool = True,
+  parts: tuple[str, ...] = (),
+) -> Iterator[Tensor]:
+  """The weight and perhaps the bias of a dense layer, or of a norm, whose shape has one axis."""
+  kind = 'kernel' if len(shape) == 2 else 'scale'
+  yield Tensor(f'{name}.weight', shape, (*path, kind), parts=parts)
+  if bias:
+    yield Tensor(f'{name}.bias', shape[:1], (*path, 'bias'), parts=parts)
+
+
+def stack(num_layers: int, start: str, *modules: Iterable[Tensor]) -> Iterator[Tensor]:
+  """The tensors of these modules in each layer; ``start`` precedes its number."""
+  of_layer = list(itertools.chain(*modules))
+  for layer in range(num_layers):
+    for tensor in of_layer:
+      name = f'{start}.{layer}.{tensor.name}'
+      yield tensor._replace(name=name, layer=layer, num_layers=num_layers)
 
 
 def wrapper(config: Any, stored: Iterable[str], where: str) -> str:

@@ -127,37 +127,6 @@ def _embed(
 
 def _run(
   config: EncoderConfig,
-  params: Mapping[str, Any],
-  tokens: Array,
-  mask: Array,
-  cuts: tuple[int, ...],
-  *,
-  adapter: Adapter | None = None,
-  token_types: Array | None = None,
-  options: EncoderOptions = DEFAULT_OPTIONS,
-  dropout_key: Array | None = None,
-) -> list[Float[Array, 'B T H']]:
-  """The states after each number of layers in ``cuts`` (rising)."""
-  keys: list[Array | None] = [None] * (1 + len(cuts))
-  if dropout_key is not None:
-    keys = list(jax.random.split(dropout_key, 1 + len(cuts)))
-  x, scanned, shared = _embed(config, params, tokens, mask, adapter, token_types, options, keys[0])
-  states: list[Any] = []
-  for start, stop, key in zip((0, *cuts), cuts, keys[1:], strict=False):
-    stacked = params['layers'], scanned
-    if (start, stop) != (0, config.num_layers):
-      stacked = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], stacked)
-    x = _run_layers(config, *stacked, x, shared, options, key)
-    states.append(x)
-  family = config.family
-  if family.final is not None and cuts[-1] == config.num_layers:
-    final = family.final(config, options.dtype)
-    states[-1] = final.apply({'params': params['final']}, states[-1])
-  return states
-
-
-def _run_layers(
-  config: EncoderConfig,
   layers: Mapping[str, Any],
   scanned: Scanned,
   hidden: Array,
@@ -186,7 +155,7 @@ def encode_layers(
   count = jax.tree.leaves(layers)[0].shape[0]
   tokens = jnp.full(mask.shape, -1, jnp.int32)  # none of them is padding
   scanned, shared = _inputs(config, count, tokens, mask, BARE)
-  return _run_layers(config, layers, scanned, hidden, shared, options, dropout_key)
+  return _run(config, layers, scanned, hidden, shared, options, dropout_key)
 
 
 def _rngs(key: Array | None) -> dict[str, Array] | None:
@@ -214,18 +183,10 @@ def encode(
   Returns:
     The hidden states of the last layer, float32.
   """
-  (hidden,) = _run(
-    config,
-    params,
-    tokens,
-    mask,
-    (config.num_layers,),
-    adapter=adapter,
-    token_types=token_types,
-    options=options,
-    dropout_key=dropout_key,
-  )
-  return hidden.astype(jnp.float32)
+  first, second = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+  x, scanned, shared = _embed(config, params, tokens, mask, adapter, token_types, options, first)
+  x = _run(config, params['layers'], scanned, x, shared, options, second)
+  return _finish(config, params, x, options)
 
 
 def encode_early_late(
@@ -234,15 +195,37 @@ def encode_early_late(
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],
   split: int,
-  **kwargs: Any,
+  *,
+  adapter: Adapter | None = None,
+  token_types: Int[Array, 'B T'] | None = None,
+  options: EncoderOptions = DEFAULT_OPTIONS,
+  dropout_key: Array | None = None,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
   """The states after ``split`` layers and after all layers (Condenser, Eqs. 6 and 7), float32.
 
   Args:
     split: the number of early layers, 1 to L - 1.
   """
-  early, late = _run(config, params, tokens, mask, (split, config.num_layers), **kwargs)
-  return early.astype(jnp.float32), late.astype(jnp.float32)
+  keys = (None,) * 3 if dropout_key is None else tuple(jax.random.split(dropout_key, 3))
+  x, scanned, shared = _embed(config, params, tokens, mask, adapter, token_types, options, keys[0])
+
+  def run(part: slice, x: Array, key: Array | None) -> Array:
+    layers, own = jax.tree.map(lambda leaf: leaf[part], (params['layers'], scanned))
+    return _run(config, layers, own, x, shared, options, key)
+
+  early = run(slice(split), x, keys[1])
+  late = run(slice(split, None), early, keys[2])
+  return early.astype(jnp.float32), _finish(config, params, late, options)
+
+
+def _finish(
+  config: EncoderConfig, params: Mapping[str, Any], hidden: Array, options: EncoderOptions
+) -> Array:
+  """The last states, float32."""
+  if config.family.final is not None:
+    module = config.family.final(config, options.dtype)
+    hidden = module.apply({'params': params['final']}, hidden)  # type: ignore[assignment]
+  return hidden.astype(jnp.float32)
 
 
 def keys_and_values(

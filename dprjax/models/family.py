@@ -1,7 +1,7 @@
-"""A family of backbones is one value, `FAMILY`, in one module.
+"""A family of backbones is one value, a `Family`.
 
-    model_type 'xlm-roberta'    dprjax/models/families/xlm_roberta.py
-    DPRJAX_EXTENSIONS=lab.rms   a module of your own (`base.extensions`)
+    model_type 'xlm-roberta'    XLM_ROBERTA in dprjax/models/families/roberta.py
+    DPRJAX_EXTENSIONS=lab.rms   FAMILY in a module of your own (`base.extensions`)
 
 config.json names it in ``model_type``. Encoder, checkpoints and sharding rules use only this value.
 A new family often replaces fields of another:
@@ -23,7 +23,31 @@ from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.projection import Dense
 
-_PACKAGE = 'dprjax.models.families'
+_FAMILIES = 'dprjax.models.families'
+# Module and value of each family of the package.
+_PLACES = {
+  name: f'{_FAMILIES}.{place}'
+  for name, place in {
+    'bert': 'bert.FAMILY',
+    'camembert': 'roberta.CAMEMBERT',
+    'distilbert': 'distilbert.FAMILY',
+    'electra': 'electra.FAMILY',
+    'eurobert': 'llama.EUROBERT',
+    'gemma3_text': 'gemma3.FAMILY',
+    'gte': 'gte.FAMILY',
+    'llama': 'llama.FAMILY',
+    'mistral': 'llama.MISTRAL',
+    'modernbert': 'modernbert.FAMILY',
+    'mpnet': 'mpnet.FAMILY',
+    'new': 'gte.NEW',
+    'nomic_bert': 'nomic_bert.FAMILY',
+    'qwen2': 'qwen.QWEN2',
+    'qwen3': 'qwen.QWEN3',
+    'roberta': 'roberta.FAMILY',
+    't5': 't5.FAMILY',
+    'xlm-roberta': 'roberta.XLM_ROBERTA',
+  }.items()
+}
 
 # The shape of an encoder: an `EncoderConfig`, or another `Shape` with its properties.
 Config = Any
@@ -141,7 +165,7 @@ def only(hf_config: Mapping[str, Any], **supported: Any) -> None:
 
 def find(model_type: Any) -> Family:
   """The family named in config.json."""
-  found = extensions.find('FAMILY', 'model_type', str(model_type), _PACKAGE)
+  found = extensions.find('FAMILY', 'model_type', str(model_type), _PLACES)
   if found is None:
     raise InputError(
       f'model_type {model_type!r} is not supported; use one of: {", ".join(every())}'
@@ -151,4 +175,4 @@ def find(model_type: Any) -> Family:
 
 def every() -> dict[str, Family]:
   """All families by name, those of the package first."""
-  return {family.model_type: family for family in extensions.values('FAMILY', _PACKAGE)}
+  return {family.model_type: family for family in extensions.values('FAMILY', _PLACES)}

@@ -1,9 +1,9 @@
 """Templates: inputs made of literal tokens, learned vectors and texts.
 
 The pair of a cross-encoder, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts.
-Token ids from the vocabulary size on are learned vectors (`adapters.template_tokens`). On the host,
-``Template.pack`` cuts the texts of an example and joins them into one row. On the device, ``fill``
-adds the literal tokens and learned vectors.
+Token ids from the vocabulary size on are learned vectors. On the host, ``Template.pack`` cuts the
+texts of an example and joins them into one row. On the device, ``fill`` adds the literal tokens and
+learned vectors.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Answers and errors in the OpenAI format, and long answers in parts."""
 
 import asyncio
-import base64
 import dataclasses
 import logging
 import math
@@ -9,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 import orjson
-from jaxtyping import Float
 from starlette.responses import Response
 
 from dprjax.base.errors import InputError, trail
@@ -59,25 +56,6 @@ async def in_parts(rows: Callable[[int, int], Any], count: int) -> orjson.Fragme
     parts.append(encode(rows(start, min(start + _ROWS, count)))[1:-1])
     await asyncio.sleep(0)
   return orjson.Fragment(b'[%s]' % b','.join(parts))
-
-
-async def vectors_in(form: messages.Format, vectors: Float[np.ndarray, 'n H']) -> orjson.Fragment:
-  """`in_parts` of vectors in a form of numbers."""
-  return await in_parts(lambda start, stop: written(vectors[start:stop], form), len(vectors))
-
-
-def written(vectors: Float[np.ndarray, 'n H'], form: messages.Format) -> Any:
-  """Vectors as rows of JSON.
-
-  ``binary`` and ``ubinary`` are one bit a number (1: above 0), eight of them as a byte with or
-  without a sign.
-  """
-  if form == 'float':
-    return vectors
-  if form == 'base64':
-    return [base64.b64encode(one.astype('<f4').tobytes()).decode() for one in vectors]
-  packed = np.packbits(vectors > 0, axis=1)
-  return packed if form == 'ubinary' else (packed.astype(np.int16) - 128).astype(np.int8)
 
 
 def failed(error: Exception, path: str) -> Failure:

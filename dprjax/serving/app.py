@@ -1,12 +1,15 @@
-"""The server: its paths, keys, hosts, end, and the routes of search and health.
+"""The server: its paths, keys, hosts, end, and the routes of health. Other routes: `routes`.
 
-`dialects` has those of vectors and reranking, `prompt_routes` those of prompts. Bodies of requests
-and keys are never logged.
+Bodies of requests and keys are never logged.
 """
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import logging
+import pathlib
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,16 +25,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.serving import answers, keys, messages, page, tracing
-from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.asked import Wanted, split
-from dprjax.serving.dialects import Dialects
+from dprjax.serving import answers, keys, messages, tracing
+from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE
-from dprjax.serving.messages import SearchRequest, SearchResponse, Usage, serves
+from dprjax.serving.messages import serves
 from dprjax.serving.options import Limits
-from dprjax.serving.prompt_routes import PromptRoutes
+from dprjax.serving.routes import Routes
 from dprjax.serving.service import Left
 
 logger = logging.getLogger('dprjax')
@@ -42,7 +43,7 @@ _LEFT = 499  # the status of nginx for a client that left
 _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 
 
-class App(Dialects, PromptRoutes):
+class App(Routes):
   """The server of an engine, with its indexes and rerankers.
 
   Attributes:
@@ -83,7 +84,7 @@ class App(Dialects, PromptRoutes):
     self._draining = False
     served = {
       operation: getattr(self, name)
-      for part in (App, PromptRoutes, Dialects)
+      for part in (App, Routes)
       for name, handler in vars(part).items()
       for operation in getattr(handler, 'operations', ())
     }
@@ -207,52 +208,6 @@ class App(Dialects, PromptRoutes):
     if not grant.may(role):
       raise Failure(403, f'this key lacks the scope {role}')
 
-  @serves(
-    'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
-  )
-  async def _search(self, request: Request) -> Response:
-    asked = await self.read(request, SearchRequest)
-    name, side, _ = split(asked.model, 'query')
-    wanted = Wanted(name, side)
-    queries = [asked.query] if isinstance(asked.query, str) else asked.query
-    self.check_sees(request, name)
-    index = await asyncio.to_thread(self._choose_index, request, name, asked.index)
-    k = 10 if asked.k is None else asked.k
-    if k > index.most:
-      raise Failure(413, f'k is {k}; {index.most} at most', param='k')
-    more = index.seconds(len(queries))
-    tokens, vectors = await self.embed(request, wanted, queries, 'query', more)
-    index.check(tokens.version, self.engine)
-    top = await self.on_device(request, index.find(vectors))
-    found = await self.on_threads(request, index.rank(top, queries, k))
-    content = SearchResponse(
-      model=asked.model,
-      index=index.name,
-      results=found,
-      usage=Usage(tokens.total, tokens.total),
-      truncated=tokens.truncated,
-    )
-    return json_answer(content, headers=self.headers(tokens))
-
-  def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
-    """The index; by default the one named in the prompt, the one with its name, or the only one."""
-    may_use = request.state.grant.may_use
-    seen = [one for one in self.indexes if may_use('indexes', one)]
-    if asked is None:
-      own = (self.engine.library.get(name).meta.get('index'), name)
-      names = [*own, *seen] if len(seen) == 1 else [*own]
-    else:
-      names = [asked]
-    found = next((one for one in names if one in seen), None)
-    if found is None:
-      raise Failure(
-        404,
-        f'there is no such index, or it must be named; known: {", ".join(seen) or "none"}',
-        param='index',
-        code='index_not_found',
-      )
-    return self.indexes[found]
-
   @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
@@ -285,8 +240,25 @@ class App(Dialects, PromptRoutes):
 
 
 def _shows(name: str) -> _Handler:
-  """The handler of a page."""
-  content, headers = page.read(name)
+  """The handler of a page, whose headers allow only its own script and style."""
+  page = pathlib.Path(__file__).with_name(name).read_text(encoding='utf-8')
+  sources = []
+  for tag in ('script', 'style'):
+    found = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
+    assert found is not None
+    digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+    sources.append(f"{tag}-src 'sha256-{digest}'")
+  policy = ["default-src 'none'", "connect-src 'self'", 'img-src data:', *sources]
+  policy += ["base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+  content, headers = (
+    page.encode(),
+    {
+      'content-security-policy': '; '.join(policy),
+      'x-content-type-options': 'nosniff',
+      'referrer-policy': 'no-referrer',
+      'cache-control': 'no-cache',
+    },
+  )
 
   async def show(request: Request) -> Response:
     return Response(content, headers=headers, media_type='text/html')

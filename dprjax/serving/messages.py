@@ -18,19 +18,9 @@ ModelName = Annotated[
 ]
 
 
-Format = Literal['float', 'base64', 'binary', 'ubinary']
+Format = Literal['float', 'base64']
 Count = Annotated[int, Meta(ge=1)]
 Texts = Annotated[list[str], Meta(min_length=1)]
-# What a text is, in the words of several interfaces. The last two say nothing of the side.
-Task = Literal[
-  'query',
-  'passage',
-  'document',
-  'search_query',
-  'search_document',
-  'classification',
-  'clustering',
-]
 
 
 class Asked(Struct, forbid_unknown_fields=True):
@@ -53,7 +43,7 @@ class EmbeddingRequest(Asked):
   encoding_format: Format | None = None
   dimensions: Count | None = None
   user: str | None = None
-  input_type: Task | None = None
+  input_type: Literal['query', 'passage', 'document'] | None = None
   truncate: bool | None = None
 
 
@@ -74,7 +64,6 @@ class RerankRequest(Asked):
   model: str | None = None
   top_n: Count | None = None
   return_documents: bool | None = None
-  priority: int | None = None
 
 
 class Usage(Struct):
@@ -173,21 +162,12 @@ class Ranked(Struct):
   document: Document | None = None
 
 
-class CohereUnits(Struct):
-  input_tokens: int
-
-
-class CohereMeta(Struct):
-  billed_units: CohereUnits
-
-
 class RerankResponse(Struct):
   """Best first; a score is the probability of relevance."""
 
   model: str
   results: list[Ranked]
   usage: Usage
-  meta: CohereMeta
 
 
 class ErrorDetail(Struct):

@@ -1,31 +1,115 @@
 """What every route does: takes a request in, and embeds or scores its texts.
 
-`app`, `dialects` and `prompt_routes` have the routes.
+`routes` has the routes.
 """
 
 import asyncio
 import concurrent.futures
 import functools
+import re
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from starlette.requests import Request
 
+from dprjax.encoding import codes
 from dprjax.serving.admission import AGAIN_S, Admission, TooSoon
 from dprjax.serving.answers import Failure
-from dprjax.serving.asked import Wanted, count_values, decode
 from dprjax.serving.batcher import QueuedText
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.options import Limits
 from dprjax.serving.turns import Steps, Work
+from dprjax.text.vector_spec import SIDES
 
 _T = TypeVar('_T')
 _NUMBER = 16  # bytes of a number of a vector and of its text in the answer
 _LARGE = 1 << 16  # bytes of a body whose values are counted before it is decoded
+
+
+class Wanted(NamedTuple):
+  """The vectors that a request asks for.
+
+  Attributes:
+    name, side: of the prompt.
+    said: whether the request names the side.
+    dimensions: None: all.
+    cut: whether texts that are too long may lose their end.
+  """
+
+  name: str
+  side: str
+  said: bool = True
+  dimensions: int | None = None
+  cut: bool = True
+
+  def check(self, tokens: Tokens, whole: int) -> None:
+    """Raises Failure if the prompt does not give such vectors for these texts."""
+    version = tokens.version
+    if version.two_sided and not self.said:
+      names = ' or '.join(f'{self.name}:{side}' for side in SIDES)
+      raise Failure(
+        400, f'queries and passages have different vectors: ask for {names}', param='model'
+      )
+    if self.dimensions is not None and self.dimensions > whole:
+      raise Failure(400, f'this model has vectors of {whole} dimensions', param='dimensions')
+    if tokens.truncated and not self.cut:
+      most = version.spec.max_length(self.side)
+      raise Failure(
+        413,
+        f'text {tokens.truncated[0]} has more than the {most} tokens of this model',
+        param='truncate',
+      )
+
+
+def decode(content: bytes, kind: type[_T]) -> _T:
+  """A body of JSON. Raises Failure."""
+  try:
+    return msgspec.json.decode(content, type=kind)
+  except msgspec.ValidationError as error:
+    raise Failure(400, str(error), param=_field(str(error))) from error
+  except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    raise Failure(400, f'the body is not JSON, or a text is not Unicode: {error}') from error
+
+
+def count_values(content: bytes) -> Steps:
+  """The number of values in JSON, without building them, as a job of one slice."""
+  yield len(content)
+  data = np.frombuffer(content.replace(rb'\\', b'').replace(rb'\"', b''), np.uint8)
+  inside = np.add.accumulate(data == ord('"'), dtype=np.uint8) & 1  # of a string
+  begins = (data == ord(',')) | (data == ord('[')) | (data == ord('{'))
+  return int(np.count_nonzero(begins > inside))
+
+
+def _field(message: str) -> str | None:
+  found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
+  return found and found[1]
+
+
+def split(model: str, default: str, task: str | None = None) -> tuple[str, str, bool]:
+  """The name of a prompt, the side, and whether it was named: 'qa:query' gives 'qa', 'query', True.
+
+  Args:
+    model: may name the side.
+    task: ``input_type`` of the request, which may name the side.
+
+  Raises:
+    UnknownPrompt: an unknown side.
+    Failure: contradictory sides.
+  """
+  name, colon, side = model.rpartition(':')
+  if not colon:
+    name, side = model, ''
+  elif side not in SIDES:
+    raise UnknownPrompt(model)
+  other = 'passage' if task == 'document' else task or ''
+  if side and other and side != other:
+    raise Failure(400, f'input_type says {other}, model says {side}', param='input_type')
+  return name, side or other or default, bool(side or task)
 
 
 class Left(Exception):
@@ -168,7 +252,8 @@ class Service:
     self._know(request, Work(tokens.total, work.seconds + more), param)
     wanted.check(tokens, whole)
     vectors = await self.on_device(request, tokens.texts)
-    return tokens, wanted.finish(tokens, vectors)
+    dimensions = wanted.dimensions or vectors.shape[1]
+    return tokens, codes.cut(vectors, dimensions, tokens.version.spec.normalize)
 
   def _ask(self, request: Request, estimate: Work, texts: int, param: str) -> None:
     if texts > self.limits.inputs:

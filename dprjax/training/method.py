@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError, describe_error
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.training import config as configs
-from dprjax.training.methods import METHODS, names
+from dprjax.training.methods import METHODS, Modules, names
 
 if TYPE_CHECKING:
   from dprjax.models.artifact import Prompt
@@ -241,7 +241,7 @@ class Method(NamedTuple):
 
 def load(name: str) -> Method:
   """The method named in ``config.method``."""
-  path = METHODS[name].method if name in METHODS else name
+  path, _, value = METHODS.get(name, Modules(name))
   module = None
   if re.fullmatch(r'\w+(\.\w+)*', path):
     try:
@@ -254,7 +254,7 @@ def load(name: str) -> Method:
         raise InputError(
           f'config.method: {name!r} cannot be imported ({describe_error(error)})'
         ) from error
-  method = getattr(module, 'METHOD', None)
+  method = getattr(module, value, None)
   if not isinstance(method, Method):
     raise InputError(
       f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or a module '

@@ -17,25 +17,28 @@ from dprjax.base import extensions
 
 
 class Modules(NamedTuple):
-  """The module with the `method.METHOD`, and those with its options."""
+  """The module with the `method.Method`, those with its options, and the name of the value."""
 
   method: str
   options: tuple[str, ...] = ()
+  value: str = 'METHOD'
 
 
 _QUERIES = 'dprjax.training.query_options'
 _PAIRS = 'dprjax.training.pair_options'
 _NIR = 'dprjax.papers.nir_prompt.options'
+_RETRIEVER = 'dprjax.papers.nir_prompt.nir_retriever'
+_RERANKER = 'dprjax.papers.nir_prompt.nir_reranker'
 _TOPICS = 'dprjax.papers.topic_dpr.options'
 
 # A workdir may name no other module by itself.
 METHODS = {
   'cross_encoder': Modules('dprjax.training.cross_encoder', (_QUERIES, _PAIRS)),
   'dpr': Modules('dprjax.training.dpr', (_QUERIES,)),
-  'ft_reranker': Modules('dprjax.papers.nir_prompt.ft_reranker', (_QUERIES, _NIR, _PAIRS)),
-  'ft_retriever': Modules('dprjax.papers.nir_prompt.ft_retriever', (_QUERIES, _NIR)),
-  'nir_reranker': Modules('dprjax.papers.nir_prompt.nir_reranker', (_QUERIES, _NIR, _PAIRS)),
-  'nir_retriever': Modules('dprjax.papers.nir_prompt.nir_retriever', (_QUERIES, _NIR)),
+  'ft_reranker': Modules(_RERANKER, (_QUERIES, _NIR, _PAIRS), 'FINE_TUNED'),
+  'ft_retriever': Modules(_RETRIEVER, (_QUERIES, _NIR), 'FINE_TUNED'),
+  'nir_reranker': Modules(_RERANKER, (_QUERIES, _NIR, _PAIRS)),
+  'nir_retriever': Modules(_RETRIEVER, (_QUERIES, _NIR)),
   'pretrain': Modules('dprjax.papers.condenser.pretrain', ('dprjax.papers.condenser.options',)),
   'topic_dpr': Modules('dprjax.papers.topic_dpr.topic_dpr', (_QUERIES, _TOPICS)),
 }

@@ -283,7 +283,7 @@ def cache_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> ep
 
 
 def cache_options(section: ConfigDict) -> dict[str, Any]:
-  """Arguments of ``token_cache.build_cache`` and ``pairs.build_pairs``."""
+  """Arguments of ``token_cache.build_cache``."""
   settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
   return {
     'process_index': jax.process_index(),

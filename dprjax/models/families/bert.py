@@ -15,12 +15,12 @@ from jaxtyping import Array
 
 from dprjax.base.reading import convert
 from dprjax.models import layers
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.family import Family, find, only
 
 # Keys of config.json and our names, in the order of writing.
-_KEYS = {
+KEYS = {
   'vocab_size': 'vocab_size',
   'hidden_size': 'hidden_size',
   'num_hidden_layers': 'num_layers',
@@ -46,15 +46,15 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   only(hf_config, position_embedding_type='absolute', is_decoder=False, add_cross_attention=False)
   values: dict[str, Any] = {
     key: field.default
-    for key, name in _KEYS.items()
+    for key, name in KEYS.items()
     if (field := _FIELDS[name]).default is not dataclasses.MISSING and name != 'max_positions'
   }
   values['pad_token_id'] = find(model_type).pad_token_id
   values |= {key: value for key, value in hf_config.items() if value is not None}
-  for key, name in _KEYS.items():
+  for key, name in KEYS.items():
     convert(values.get(key), key, _types(key)[_FIELDS[name].type])
   return EncoderConfig(
-    model_type, **{name: _FIELDS[name].type(values[key]) for key, name in _KEYS.items()}
+    model_type, **{name: _FIELDS[name].type(values[key]) for key, name in KEYS.items()}
   )
 
 
@@ -70,7 +70,7 @@ def _types(key: str) -> dict[type, Any]:
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
   """The keys of config.json that describe a shape."""
-  return {key: getattr(config, field) for key, field in _KEYS.items()} | {
+  return {key: getattr(config, field) for key, field in KEYS.items()} | {
     'position_embedding_type': 'absolute'
   }
 
@@ -92,11 +92,9 @@ def tensors(config: EncoderConfig) -> Iterator[Tensor]:
     ('position_embeddings', 'position', config.max_positions),
     ('token_type_embeddings', 'token_type', config.type_vocab_size),
   ):
-    if not rows:
-      continue
-    yield Tensor(f'embeddings.{name}.weight', (rows, width), ('embeddings', ours, 'embedding'))
-  yield Tensor('embeddings.LayerNorm.weight', (width,), ('embeddings', 'norm', 'scale'))
-  yield Tensor('embeddings.LayerNorm.bias', (width,), ('embeddings', 'norm', 'bias'))
+    if rows:
+      yield Tensor(f'embeddings.{name}.weight', (rows, width), ('embeddings', ours, 'embedding'))
+  yield from weights('embeddings.LayerNorm', ('embeddings', 'norm'), (width,))
   for tensor in layer_tensors(config, config.num_layers):
     yield tensor._replace(name=f'encoder.{tensor.name}', path=('layers', *tensor.path))
 
@@ -104,29 +102,19 @@ def tensors(config: EncoderConfig) -> Iterator[Tensor]:
 def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
   """A stack of layers, of the encoder or the Condenser head: ``layer.0.output.dense.bias``, ..."""
   width, inner = config.hidden_size, config.intermediate_size
-  dense = [
-    (f'attention.self.{name}', ('attention', name), width, width)
-    for name in ('query', 'key', 'value')
-  ]
-  dense += [
-    ('attention.output.dense', ('attention', 'output'), width, width),
-    ('intermediate.dense', ('mlp', 'up'), inner, width),
-    ('output.dense', ('mlp', 'down'), width, inner),
-  ]
-  norms = (('attention.output.LayerNorm', 'attention'), ('output.LayerNorm', 'mlp'))
-  for layer in range(num_layers):
-    for name, path, out, into in dense:
-      yield Tensor(
-        f'layer.{layer}.{name}.weight', (out, into), (*path, 'kernel'), layer, num_layers
-      )
-      yield Tensor(f'layer.{layer}.{name}.bias', (out,), (*path, 'bias'), layer, num_layers)
-    for name, part in norms:
-      yield Tensor(
-        f'layer.{layer}.{name}.weight', (width,), (part, 'norm', 'scale'), layer, num_layers
-      )
-      yield Tensor(
-        f'layer.{layer}.{name}.bias', (width,), (part, 'norm', 'bias'), layer, num_layers
-      )
+  return stack(
+    num_layers,
+    'layer',
+    *(
+      weights(f'attention.self.{name}', ('attention', name), (width, width))
+      for name in ('query', 'key', 'value')
+    ),
+    weights('attention.output.dense', ('attention', 'output'), (width, width)),
+    weights('attention.output.LayerNorm', ('attention', 'norm'), (width,)),
+    weights('intermediate.dense', ('mlp', 'up'), (inner, width)),
+    weights('output.dense', ('mlp', 'down'), (width, inner)),
+    weights('output.LayerNorm', ('mlp', 'norm'), (width,)),
+  )
 
 
 def renamed(tensors: Iterable[Tensor], parts: Mapping[str, str]) -> Iterator[Tensor]:
@@ -141,10 +129,8 @@ def renamed(tensors: Iterable[Tensor], parts: Mapping[str, str]) -> Iterator[Ten
 def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iterator[Tensor]:
   """The masked-LM head, by the names of its parts."""
   width = config.embedding_size
-  yield Tensor(f'{dense}.weight', (width, config.hidden_size), ('dense', 'kernel'))
-  yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
-  yield Tensor(f'{norm}.weight', (width,), ('norm', 'scale'))
-  yield Tensor(f'{norm}.bias', (width,), ('norm', 'bias'))
+  yield from weights(dense, ('dense',), (width, config.hidden_size))
+  yield from weights(norm, ('norm',), (width,))
   yield Tensor(bias, (config.vocab_size,), ('bias',))
 
 
@@ -153,10 +139,8 @@ def classifier_tensors(
 ) -> Iterator[Tensor]:
   """The sequence-classification head, by the names of its layers."""
   width = config.hidden_size
-  yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
-  yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
-  yield Tensor(f'{output}.weight', (labels, width), ('output', 'kernel'))
-  yield Tensor(f'{output}.bias', (labels,), ('output', 'bias'))
+  yield from weights(dense, ('dense',), (width, width))
+  yield from weights(output, ('output',), (labels, width))
 
 
 def canonical(prefix: str, name: str) -> str:

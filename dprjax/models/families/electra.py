@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from jax.sharding import PartitionSpec
 
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.checkpoint_names import Tensor, weights
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.families import bert, llama
 
@@ -36,9 +36,7 @@ def _tensors(config: Config) -> Iterator[Tensor]:
   yield from bert.tensors(config)
   wide, narrow = config.hidden_size, config.embedding_size
   if wide != narrow:
-    path = 'embeddings', 'project'
-    yield Tensor('embeddings_project.weight', (wide, narrow), (*path, 'kernel'))
-    yield Tensor('embeddings_project.bias', (wide,), (*path, 'bias'))
+    yield from weights('embeddings_project', ('embeddings', 'project'), (wide, narrow))
 
 
 def _shapes() -> dict[str, Config]:

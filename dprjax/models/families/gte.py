@@ -6,14 +6,14 @@ and so are the two products of the MLP.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from jaxtyping import Array
 
 from dprjax.models import layers
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import bert, llama
 from dprjax.models.family import only
 from dprjax.models.rotary import Rope
@@ -73,7 +73,7 @@ def read(keys: Keys, model_type: str, **traits: Any) -> Config:
   )
 
 
-def read_config(hf_config: Mapping[str, Any], **defaults: Any) -> Config:
+def _read_config(hf_config: Mapping[str, Any], **defaults: Any) -> Config:
   """The shape in a config.json; ``defaults`` replace missing keys."""
   keys = llama.read_keys(hf_config, Keys, **defaults)
   only(hf_config, logn_attention_scale=False, logn_attention_clip1=False, pack_qkv=True)
@@ -83,20 +83,8 @@ def read_config(hf_config: Mapping[str, Any], **defaults: Any) -> Config:
 def write(config: Config) -> dict[str, Any]:
   """The keys that describe a shape: those of BERT, and of rotary positions."""
   scaling = config.rope.written()
-  return {
-    'vocab_size': config.vocab_size,
-    'hidden_size': config.hidden_size,
-    'num_hidden_layers': config.num_layers,
-    'num_attention_heads': config.num_heads,
-    'intermediate_size': config.intermediate_size,
-    'max_position_embeddings': config.max_tokens,
-    'type_vocab_size': config.type_vocab_size,
-    'layer_norm_eps': config.layer_norm_eps,
-    'hidden_act': config.hidden_act,
-    'pad_token_id': config.pad_token_id,
-    'hidden_dropout_prob': config.hidden_dropout,
-    'attention_probs_dropout_prob': config.attention_dropout,
-    'initializer_range': config.initializer_range,
+  names = {'max_positions': 'max_tokens'}
+  return {key: getattr(config, names.get(name, name)) for key, name in bert.KEYS.items()} | {
     'rope_theta': config.rope.theta,
     # The remote code calls the kind 'type'.
     'rope_scaling': scaling and {'type': config.rope.kind, **scaling},
@@ -113,44 +101,24 @@ def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Ten
       yield Tensor(
         f'embeddings.{name}.weight', (rows, config.hidden_size), ('embeddings', ours, 'embedding')
       )
-  for kind, ours in (('weight', 'scale'), ('bias', 'bias')):
-    yield Tensor(f'{norm}.{kind}', (config.hidden_size,), ('embeddings', 'norm', ours))
+  yield from weights(norm, ('embeddings', 'norm'), (config.hidden_size,))
   for tensor in layers:
     yield tensor._replace(name=f'encoder.{tensor.name}', path=('layers', *tensor.path))
 
 
-def stack(
-  config: Config, num_layers: int, start: str, dense: Iterable[tuple], norms: tuple[str, str]
-) -> Iterator[Tensor]:
-  """A stack of layers.
-
-  Args:
-    start: precedes the number of a layer.
-    dense: for each dense layer: its name, its half of the layer, its parts in our tree, the shape
-      of its weight, and whether it has a bias.
-    norms: the names of the norms after the attention and after the MLP.
-  """
-  for layer in range(num_layers):
-    for name, half, parts, shape, bias in dense:
-      name = f'{start}.{layer}.{name}'
-      yield Tensor(f'{name}.weight', shape, (half, parts[0], 'kernel'), layer, num_layers, parts)
-      if bias:
-        yield Tensor(f'{name}.bias', shape[:1], (half, parts[0], 'bias'), layer, num_layers, parts)
-    for name, path in zip(norms, ('after_attention', 'after_mlp'), strict=True):
-      for kind, ours in (('weight', 'scale'), ('bias', 'bias')):
-        shape = (config.hidden_size,)
-        yield Tensor(f'{start}.{layer}.{name}.{kind}', shape, (path, ours), layer, num_layers)
-
-
 def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   width, inner = config.hidden_size, config.intermediate_size
-  dense = (
-    ('attention.qkv_proj', 'attention', ('query', 'key', 'value'), (3 * width, width), True),
-    ('attention.o_proj', 'attention', ('output',), (width, width), True),
-    ('mlp.up_gate_proj', 'mlp', ('up', 'gate'), (2 * inner, width), False),
-    ('mlp.down_proj', 'mlp', ('down',), (width, inner), True),
+  qkv = 'query', 'key', 'value'
+  return stack(
+    num_layers,
+    'layer',
+    weights('attention.qkv_proj', ('attention', qkv[0]), (3 * width, width), parts=qkv),
+    weights('attention.o_proj', ('attention', 'output'), (width, width)),
+    weights('mlp.up_gate_proj', ('mlp', 'up'), (2 * inner, width), False, ('up', 'gate')),
+    weights('mlp.down_proj', ('mlp', 'down'), (width, inner)),
+    weights('attn_ln', ('after_attention',), (width,)),
+    weights('mlp_ln', ('after_mlp',), (width,)),
   )
-  return stack(config, num_layers, 'layer', dense, ('attn_ln', 'mlp_ln'))
 
 
 def _shapes() -> dict[str, Config]:
@@ -187,7 +155,7 @@ MODULES = {
 FAMILY = llama.FAMILY._replace(
   model_type='gte',
   class_name='Gte',
-  read_config=lambda hf_config: read_config(hf_config, rope_theta=160000.0, pad_token_id=1),
+  read_config=lambda hf_config: _read_config(hf_config, rope_theta=160000.0, pad_token_id=1),
   write_config=write,
   embeddings=Embeddings,
   layer=Layer,
@@ -211,4 +179,16 @@ FAMILY = llama.FAMILY._replace(
   prompted_by='attention',
   modules=MODULES,
   shapes=_shapes,
+)
+
+# GTE under its name on the hub, where its code is remote.
+NEW = FAMILY._replace(
+  model_type='new',
+  class_name='New',
+  read_config=_read_config,
+  prefix='new.',
+  pad_token_id=0,
+  shapes=dict,
+  prompted_by='',
+  modules=None,
 )

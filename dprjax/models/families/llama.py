@@ -22,7 +22,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import activations, layers, rotary
 from dprjax.models.adapter import Adapter
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.dropout import Dropout
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.family import Family, Shape
@@ -289,40 +289,34 @@ def layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   """A stack of layers: ``layers.0.self_attn.q_proj.weight``, ..."""
   width, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
   wide, narrow = config.num_heads * size, config.num_kv_heads * size
-  dense = [
-    ('self_attn.q_proj', ('attention', 'query'), wide, width, config.qkv_bias),
-    ('self_attn.k_proj', ('attention', 'key'), narrow, width, config.qkv_bias),
-    ('self_attn.v_proj', ('attention', 'value'), narrow, width, config.qkv_bias),
-    ('self_attn.o_proj', ('attention', 'output'), width, wide, config.output_bias),
-    ('mlp.gate_proj', ('mlp', 'gate'), inner, width, config.mlp_bias),
-    ('mlp.up_proj', ('mlp', 'up'), inner, width, config.mlp_bias),
-    ('mlp.down_proj', ('mlp', 'down'), width, inner, config.mlp_bias),
+  modules = [
+    weights(f'{half}.{name}_proj', (ours, part), shape, bias)
+    for half, ours, name, part, shape, bias in (
+      ('self_attn', 'attention', 'q', 'query', (wide, width), config.qkv_bias),
+      ('self_attn', 'attention', 'k', 'key', (narrow, width), config.qkv_bias),
+      ('self_attn', 'attention', 'v', 'value', (narrow, width), config.qkv_bias),
+      ('self_attn', 'attention', 'o', 'output', (width, wide), config.output_bias),
+      ('mlp', 'mlp', 'gate', 'gate', (inner, width), config.mlp_bias),
+      ('mlp', 'mlp', 'up', 'up', (inner, width), config.mlp_bias),
+      ('mlp', 'mlp', 'down', 'down', (width, inner), config.mlp_bias),
+    )
   ]
-  norms: list[tuple[str, tuple[str, ...], int]] = [
-    ('input_layernorm', ('before_attention',), width)
-  ]
+  norms: dict[str, tuple[str, ...]] = {'input_layernorm': ('before_attention',)}
   if config.after_norms:
-    norms += [
-      ('post_attention_layernorm', ('after_attention',), width),
-      ('pre_feedforward_layernorm', ('before_mlp',), width),
-      ('post_feedforward_layernorm', ('after_mlp',), width),
-    ]
+    norms |= {
+      'post_attention_layernorm': ('after_attention',),
+      'pre_feedforward_layernorm': ('before_mlp',),
+      'post_feedforward_layernorm': ('after_mlp',),
+    }
   else:
-    norms += [('post_attention_layernorm', ('before_mlp',), width)]
+    norms |= {'post_attention_layernorm': ('before_mlp',)}
+  modules += [weights(name, path, (width,), False) for name, path in norms.items()]
   if config.head_norms:
-    norms += [
-      ('self_attn.q_norm', ('attention', 'query_norm'), size),
-      ('self_attn.k_norm', ('attention', 'key_norm'), size),
+    modules += [
+      weights(f'self_attn.{name[0]}_norm', ('attention', f'{name}_norm'), (size,), False)
+      for name in ('query', 'key')
     ]
-  for layer in range(num_layers):
-    for name, path, out, into, bias in dense:
-      yield Tensor(
-        f'layers.{layer}.{name}.weight', (out, into), (*path, 'kernel'), layer, num_layers
-      )
-      if bias:
-        yield Tensor(f'layers.{layer}.{name}.bias', (out,), (*path, 'bias'), layer, num_layers)
-    for name, place, rows in norms:
-      yield Tensor(f'layers.{layer}.{name}.weight', (rows,), (*place, 'scale'), layer, num_layers)
+  return stack(num_layers, 'layers', *modules)
 
 
 class Keys(msgspec.Struct):
@@ -478,4 +472,39 @@ FAMILY = Family(
   # Old versions of transformers stored the frequencies.
   extras=re.compile(r'(lm_head|score|classifier|qa_outputs)\.|(.*\.)?rotary_emb\.inv_freq$'),
   shapes=_shapes,
+)
+
+# EuroBERT (Boizard et al., 2025): without the causal mask.
+EUROBERT = FAMILY._replace(
+  model_type='eurobert',
+  class_name='EuroBert',
+  read_config=lambda hf_config: read_config(
+    read_keys(hf_config, Keys, rms_norm_eps=1e-5), 'eurobert', causal=False
+  ),
+  prompted_by='attention',
+  shapes=dict,
+)
+
+
+def _read_mistral(hf_config: Mapping[str, Any]) -> Config:
+  keys = read_keys(hf_config, Keys, num_key_value_heads=8)
+  windows = read_windows(keys, lambda layer: True) if keys.sliding_window else {}
+  return read_config(keys, 'mistral', **windows)
+
+
+def _mistral_shapes() -> dict[str, Config]:
+  size = 32000, 4096, 32, 32, 8, 128, 14336, 32768, Rope(10000.0)
+  shape = Config('mistral', *size, layer_norm_eps=1e-5, windowed=(True,) * 32, reach=4095)
+  return {'e5-mistral-7b': shape}
+
+
+# Mistral (Jiang et al., 2023): a window in every layer, or in none.
+MISTRAL = FAMILY._replace(
+  model_type='mistral',
+  class_name='Mistral',
+  read_config=_read_mistral,
+  write_config=lambda config: (
+    write_config(config) | {'sliding_window': written_window(config)['sliding_window']}
+  ),
+  shapes=_mistral_shapes,
 )

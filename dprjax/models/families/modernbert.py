@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dprjax.models import layers, rotary
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import llama
 from dprjax.models.family import Family, only
 from dprjax.models.rotary import Rope
@@ -156,47 +156,33 @@ def _tensors(config: Config) -> Iterator[Tensor]:
     (config.vocab_size, width),
     ('embeddings', 'word', 'embedding'),
   )
-  yield from _norm_tensors(config, 'embeddings.norm', ('embeddings', 'norm'))
-  yield from _norm_tensors(config, 'final_norm', ('final',))
+  yield from weights('embeddings.norm', ('embeddings', 'norm'), (width,), config.norm_bias)
+  yield from weights('final_norm', ('final',), (width,), config.norm_bias)
   for tensor in _layer_tensors(config, config.num_layers):
     yield tensor._replace(path=('layers', *tensor.path))
 
 
-def _norm_tensors(config: Config, name: str, path: tuple[str, ...]) -> Iterator[Tensor]:
-  yield Tensor(f'{name}.weight', (config.hidden_size,), (*path, 'scale'))
-  if config.norm_bias:
-    yield Tensor(f'{name}.bias', (config.hidden_size,), (*path, 'bias'))
-
-
 def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   width, inner = config.hidden_size, config.intermediate_size
-  dense = (
-    ('attn.Wqkv', 'attention', ('query', 'key', 'value'), 3 * width, width, config.qkv_bias),
-    ('attn.Wo', 'attention', ('output',), width, width, config.output_bias),
-    ('mlp.Wi', 'mlp', ('gate', 'up'), 2 * inner, width, config.mlp_bias),
-    ('mlp.Wo', 'mlp', ('down',), width, inner, config.mlp_bias),
+  qkv = 'query', 'key', 'value'
+  found = stack(
+    num_layers,
+    'layers',
+    weights('attn.Wqkv', ('attention', qkv[0]), (3 * width, width), config.qkv_bias, qkv),
+    weights('attn.Wo', ('attention', 'output'), (width, width), config.output_bias),
+    weights('mlp.Wi', ('mlp', 'gate'), (2 * inner, width), config.mlp_bias, ('gate', 'up')),
+    weights('mlp.Wo', ('mlp', 'down'), (width, inner), config.mlp_bias),
+    weights('attn_norm', ('before_attention',), (width,), config.norm_bias),
+    weights('mlp_norm', ('before_mlp',), (width,), config.norm_bias),
   )
-  for layer in range(num_layers):
-    start = f'layers.{layer}'
-    found = [
-      Tensor(f'{start}.{name}.{kind}', shape, (part, parts[0], ours), parts=parts)
-      for name, part, parts, out, into, bias in dense
-      for kind, ours, shape in (('weight', 'kernel', (out, into)), ('bias', 'bias', (out,)))
-      if bias or kind == 'weight'
-    ]
-    if layer:
-      found += _norm_tensors(config, f'{start}.attn_norm', ('before_attention',))
-    found += _norm_tensors(config, f'{start}.mlp_norm', ('before_mlp',))
-    for tensor in found:
-      yield tensor._replace(layer=layer, num_layers=num_layers)
+  # The embeddings are normalised before the first layer.
+  return (one for one in found if one.layer or one.path[0] != 'before_attention')
 
 
 def _dense_tensors(config: Config) -> Iterator[Tensor]:
   width = config.hidden_size
-  yield Tensor('head.dense.weight', (width, width), ('dense', 'kernel'))
-  if config.classifier_bias:
-    yield Tensor('head.dense.bias', (width,), ('dense', 'bias'))
-  yield from _norm_tensors(config, 'head.norm', ('norm',))
+  yield from weights('head.dense', ('dense',), (width, width), config.classifier_bias)
+  yield from weights('head.norm', ('norm',), (width,), config.norm_bias)
 
 
 def _mlm_tensors(config: Config) -> Iterator[Tensor]:
@@ -207,8 +193,7 @@ def _mlm_tensors(config: Config) -> Iterator[Tensor]:
 
 def _classifier_tensors(config: Config, labels: int) -> Iterator[Tensor]:
   yield from _dense_tensors(config)
-  yield Tensor('classifier.weight', (labels, config.hidden_size), ('output', 'kernel'))
-  yield Tensor('classifier.bias', (labels,), ('output', 'bias'))
+  yield from weights('classifier', ('output',), (labels, config.hidden_size))
 
 
 def _shapes() -> dict[str, Config]:

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dprjax.models import relative
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.families import bert, roberta
+from dprjax.models.families import bert, roberta, t5
 from dprjax.models.family import only
 
 _NAMES = {
@@ -54,7 +53,7 @@ FAMILY = roberta.FAMILY._replace(
   canonical=lambda name: bert.canonical('mpnet.', name),
   prefix='mpnet.',
   extras=re.compile(r'(pooler|lm_head|classifier|qa_outputs)\.|embeddings\.position_ids$'),
-  relative=lambda config: relative.RelativeBias(config, _BUCKETS),
+  relative=lambda config: t5.RelativeBias(config, _BUCKETS),
   prompted_by='',
   shapes=lambda: {
     f'mpnet-base{name}': EncoderConfig(

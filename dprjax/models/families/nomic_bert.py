@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dprjax.base.errors import InputError
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import bert, gte, llama
 from dprjax.models.family import only
 from dprjax.models.rotary import Rope
@@ -68,14 +68,18 @@ def _write_config(config: gte.Config) -> dict[str, Any]:
 
 def _layer_tensors(config: gte.Config, num_layers: int) -> Iterator[Tensor]:
   width, inner = config.hidden_size, config.intermediate_size
-  dense = (
-    ('attn.Wqkv', 'attention', ('query', 'key', 'value'), (3 * width, width), False),
-    ('attn.out_proj', 'attention', ('output',), (width, width), False),
-    ('mlp.fc11', 'mlp', ('up',), (inner, width), False),
-    ('mlp.fc12', 'mlp', ('gate',), (inner, width), False),
-    ('mlp.fc2', 'mlp', ('down',), (width, inner), False),
+  qkv = 'query', 'key', 'value'
+  return stack(
+    num_layers,
+    'layers',
+    weights('attn.Wqkv', ('attention', qkv[0]), (3 * width, width), False, qkv),
+    weights('attn.out_proj', ('attention', 'output'), (width, width), False),
+    weights('mlp.fc11', ('mlp', 'up'), (inner, width), False),
+    weights('mlp.fc12', ('mlp', 'gate'), (inner, width), False),
+    weights('mlp.fc2', ('mlp', 'down'), (width, inner), False),
+    weights('norm1', ('after_attention',), (width,)),
+    weights('norm2', ('after_mlp',), (width,)),
   )
-  return gte.stack(config, num_layers, 'layers', dense, ('norm1', 'norm2'))
 
 
 FAMILY = gte.FAMILY._replace(

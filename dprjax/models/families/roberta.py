@@ -15,7 +15,7 @@ def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | A
   return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
 
 
-def shapes(model_type: str, vocab_size: int) -> dict[str, EncoderConfig]:
+def _shapes(model_type: str, vocab_size: int) -> dict[str, EncoderConfig]:
   """The base and large models of a type, by name."""
   rest: dict[str, Any] = {
     'max_positions': 514,
@@ -51,5 +51,19 @@ FAMILY = bert.FAMILY._replace(
     config, labels, 'classifier.dense', 'classifier.out_proj'
   ),
   classifier_drops=True,
-  shapes=lambda: shapes('roberta', 50265),
+  shapes=lambda: _shapes('roberta', 50265),
+)
+
+# CamemBERT (Martin et al., 2020): a French vocabulary.
+CAMEMBERT = FAMILY._replace(
+  model_type='camembert',
+  class_name='Camembert',
+  shapes=lambda: _shapes('camembert', 32005),
+)
+
+# XLM-R (Conneau et al., 2020): a vocabulary of a hundred languages.
+XLM_ROBERTA = FAMILY._replace(
+  model_type='xlm-roberta',
+  class_name='XLMRoberta',
+  shapes=lambda: _shapes('xlm-roberta', 250002),
 )

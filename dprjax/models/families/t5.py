@@ -5,15 +5,21 @@ are not divided by the root of the head size, and no other biases. There are no 
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import flax.linen as nn
+import jax.numpy as jnp
 import msgspec
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models import activations, relative, rotary
-from dprjax.models.checkpoint_names import Tensor
+from dprjax.models import activations, layers, rotary
+from dprjax.models.checkpoint_names import Tensor, stack, weights
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.families import llama
 
 
@@ -28,6 +34,36 @@ class Config(llama.Config):
 
   buckets: int = 32
   far: int = 128
+
+
+class RelativeBias(nn.Module):
+  """A score bias by distance: a number for each head and bucket, the same in all layers."""
+
+  config: EncoderConfig
+  count: int = 32
+  far: int = 128
+
+  @nn.compact
+  def __call__(self, length: int) -> Float[Array, '1 N T T']:
+    table = layers.Embed(self.config, self.count, self.config.num_heads, name='buckets')
+    return jnp.moveaxis(table(jnp.asarray(_buckets(length, self.count, self.far))), 2, 0)[None]
+
+
+def _buckets(length: int, count: int, far: int) -> Int[np.ndarray, 'T T']:
+  """The bucket of the distance between each query and key, on both sides.
+
+  Half of the buckets of a side have one distance each; the others grow logarithmically up to
+  ``far``.
+  """
+  place = np.arange(length, dtype=np.int32)
+  distance = place[None, :] - place[:, None]
+  side, exact = count // 2, count // 4
+  size = np.abs(distance)
+  # In float32, as in PyTorch: a logarithm may lie on the border of two buckets.
+  share = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
+  share = share / np.float32(math.log(far / exact)) * np.float32(side - exact)
+  large = np.minimum(exact + share.astype(np.int32), side - 1)
+  return (distance > 0) * side + np.where(size < exact, size, large)
 
 
 _TRAITS: dict[str, Any] = {'rope': rotary.NONE, 'causal': False, 'score_scale': 1}
@@ -119,26 +155,23 @@ def _tensors(config: Config) -> Iterator[Tensor]:
 def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   width, inner = config.hidden_size, config.intermediate_size
   wide = config.num_heads * config.head_dim
-  dense = [
+  up = {'wi_0': 'gate', 'wi_1': 'up'} if config.gated else {'wi': 'up'}
+  return stack(
+    num_layers,
+    'block',
     *(
-      (f'0.SelfAttention.{name[0]}', ('attention', name), (wide, width))
+      weights(f'layer.0.SelfAttention.{name[0]}', ('attention', name), (wide, width), False)
       for name in ('query', 'key', 'value')
     ),
-    ('0.SelfAttention.o', ('attention', 'output'), (width, wide)),
-    ('1.DenseReluDense.wo', ('mlp', 'down'), (width, inner)),
-  ]
-  if config.gated:
-    dense.append(('1.DenseReluDense.wi_0', ('mlp', 'gate'), (inner, width)))
-    dense.append(('1.DenseReluDense.wi_1', ('mlp', 'up'), (inner, width)))
-  else:
-    dense.append(('1.DenseReluDense.wi', ('mlp', 'up'), (inner, width)))
-  norms = (('0.layer_norm', 'before_attention'), ('1.layer_norm', 'before_mlp'))
-  for layer in range(num_layers):
-    start = f'block.{layer}.layer'
-    for name, path, shape in dense:
-      yield Tensor(f'{start}.{name}.weight', shape, (*path, 'kernel'), layer, num_layers)
-    for name, part in norms:
-      yield Tensor(f'{start}.{name}.weight', (width,), (part, 'scale'), layer, num_layers)
+    weights('layer.0.SelfAttention.o', ('attention', 'output'), (width, wide), False),
+    *(
+      weights(f'layer.1.DenseReluDense.{name}', ('mlp', ours), (inner, width), False)
+      for name, ours in up.items()
+    ),
+    weights('layer.1.DenseReluDense.wo', ('mlp', 'down'), (width, inner), False),
+    weights('layer.0.layer_norm', ('before_attention',), (width,), False),
+    weights('layer.1.layer_norm', ('before_mlp',), (width,), False),
+  )
 
 
 def _shapes() -> dict[str, Config]:
@@ -172,7 +205,7 @@ FAMILY = llama.FAMILY._replace(
   write_config=_write_config,
   tensors=_tensors,
   layer_tensors=_layer_tensors,
-  relative=lambda config: relative.RelativeBias(config, config.buckets, config.far),
+  relative=lambda config: RelativeBias(config, config.buckets, config.far),
   canonical=lambda name: name,
   turn_keys=None,
   prefix='',

@@ -25,15 +25,13 @@ P_new = sum_k w_k P_k, ``prompt/NAME/weights`` and ``sources/NAME``.
 Read in this order:
 
     task_templates.py    templates of several tasks in one batch; the words of Tables 1 and 2
-    template_tokens.py   learned vectors among the tokens, kept in the first layers
-    adapter.py           the kind of adapter ``template``
+    adapter.py           the kind of adapter ``template``: learned vectors among the tokens
     prompt_encoder.py    Eq. 2
     nir_prompt.py        both stages: parameters, prompts from files, sums, export
-    nir_retriever.py     the method nir_retriever
-    nir_reranker.py      the method nir_reranker
-    ft_retriever.py, ft_reranker.py                    the fine-tuned baselines
-    multitask.py, mixture.py, pairs.py, labelled_pairs.py   the data of several tasks
-    template_prompts.py, prompt_reranker.py            exported prompts in Encoder and rerankers
+    nir_retriever.py     the method nir_retriever, and its fine-tuned baseline
+    nir_reranker.py      the method nir_reranker, and its fine-tuned baseline
+    multitask.py, mixture.py, pairs.py   the data of several tasks
+    prompt_reranker.py   exported prompts of pairs
 
 docs/nir-prompt.md says what the paper leaves open; configs/nir_retriever.py and
 configs/nir_reranker.py have the recipes.

@@ -24,8 +24,8 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Piece, Template
-from dprjax.papers.nir_prompt import labelled_pairs, mixture, pairs
-from dprjax.papers.nir_prompt.labelled_pairs import LabelledPairs
+from dprjax.papers.nir_prompt import mixture, pairs
+from dprjax.papers.nir_prompt.pairs import LabelledPairs
 from dprjax.retrieval import measures
 from dprjax.text import batches, sources
 from dprjax.text.tokenizing import Tokenizer
@@ -161,7 +161,7 @@ def _find_task(
       f'{key}.form: labelled pairs are for re-rankers, not for {config.method!r}, and '
       f'{key}.measure is then {" or ".join(CLASSIFICATION)}, not {entry.measure!r:.60}'
     )
-  return labelled_pairs.find_pairs(section, workdir, config.seed, name)
+  return pairs.find_pairs(section, workdir, config.seed, name)
 
 
 def _limit_dev(splits: Retrieval) -> Retrieval:
@@ -243,7 +243,7 @@ class _Tasks:
       ids=ids,
       evaluation=evaluation if dev else None,
       frozen=functools.partial(self._frozen, tokenizer) if as_encoder else None,
-      floor=functools.partial(self._floor, tokenizer),
+      floor=self._floor,
     )
 
   def _evaluation(self, task: Task, shared: Any, tokenizer: Tokenizer) -> Evaluate:
@@ -266,14 +266,14 @@ class _Tasks:
         logger.info('%s: %s', task.name, line)
     return self._mean(found)
 
-  def _floor(self, tokenizer: Tokenizer, found: Scores) -> Scores:
+  def _floor(self, found: Scores) -> Scores:
     """``found``, where labelled pairs are at least as good as one answer."""
     means, values = dict(found.means), dict(found.values)
     for task in self.tasks:
       if not isinstance(task.data, LabelledPairs) or task.data.dev is None:
         continue
-      labels = task.data.open_cache('dev', task.data.dev, tokenizer).labels
-      one = labelled_pairs.one_answer(labels, task.measure)
+      labels = pairs.labels_of(pairs.read_pairs(task.data.dev))
+      one = pairs.one_answer(labels, task.measure)
       if one.means[task.measure] > means[f'{task.name}/{task.measure}']:
         means |= {f'{task.name}/{name}': value for name, value in one.means.items()}
         values[task.name] = one.values['']
@@ -327,7 +327,7 @@ def _open_feed(
   data = task.data
   if isinstance(data, LabelledPairs):
     return pairs.PairFeed(
-      data.open_cache('train', data.train, tokenizer),
+      pairs.tokenise(data.train, tokenizer, data.section),
       query_buckets=data.section.query_buckets,
       passage_buckets=data.section.passage_buckets,
     )

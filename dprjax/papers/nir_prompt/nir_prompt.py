@@ -30,9 +30,10 @@ from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Template
-from dprjax.papers.nir_prompt import multitask, prompt_encoder, task_templates, template_tokens
+from dprjax.papers.nir_prompt import adapter as adapters
+from dprjax.papers.nir_prompt import multitask, prompt_encoder, task_templates
+from dprjax.papers.nir_prompt.adapter import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
-from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import dual_encoder
@@ -86,7 +87,7 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if prompt.meta['kind'] == template_tokens.NAME and task != name:  # refused later
+    if prompt.meta['kind'] == adapters.NAME and task != name:  # refused later
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is for the task {task}; name the file of '
         f'{name}, or call the task {task}'
@@ -182,13 +183,13 @@ def _length(settings: ConfigDict, name: str) -> int:
 
 
 def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != template_tokens.NAME or prompt.meta['template'] != strings:
+  if prompt.meta['kind'] != adapters.NAME or prompt.meta['template'] != strings:
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
       f'{prompt.path}: the template is {there!r:.200}, but '
       f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
     )
-  return template_tokens.spec(prompt)
+  return adapters.spec(prompt)
 
 
 def _described(spec: Spec) -> str:
@@ -243,7 +244,7 @@ def build(
         count = len(found.sources)
         params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
       elif task in found.own:
-        for name, vectors in template_tokens.vectors(found.own[task]).items():
+        for name, vectors in adapters.vectors(found.own[task]).items():
           params[f'{task}/{name}'] = {'vectors': vectors}
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
@@ -276,7 +277,7 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
-    for name, vectors in template_tokens.vectors(prompt).items()
+    for name, vectors in adapters.vectors(prompt).items()
   }
 
 
@@ -314,9 +315,9 @@ def check_prompt(
 ) -> None:
   """Raises InputError if a prompt was made for another backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  template_tokens.check_template(prompt, kinds, model)
+  adapters.check_template(prompt, kinds, model)
   if 'pair' in kinds:
-    template_tokens.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+    adapters.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
     raise InputError(
       f'{prompt.path}: trained with {there} fixed layers, but config.template.fixed_layers is '
@@ -453,7 +454,7 @@ def export(
       meta['weights'] = dict(zip(found.sources, values, strict=True))
     written[task] = (
       {
-        f'{template_tokens.SLOTS}{name}': np.asarray(array, np.float32)
+        f'{adapters.SLOTS}{name}': np.asarray(array, np.float32)
         for name, array in expanded[task].items()
       },
       meta,

@@ -6,6 +6,7 @@ released code: its sigmoid is P(yes | yes or no). ``config.template.score='proba
 difference P(yes) - P(no), as in the paper. Both are positive if yes is likelier.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import TextRows, bare, unpack
-from dprjax.papers.nir_prompt import nir_prompt, task_templates
-from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.papers.nir_prompt import multitask, nir_prompt, task_templates
+from dprjax.papers.nir_prompt.adapter import LearnedTokens
+from dprjax.papers.nir_prompt.pairs import VIEWS
 from dprjax.text.tokenizing import Tokenizer
-from dprjax.training import dual_encoder
+from dprjax.training import cross_encoder, dual_encoder
 from dprjax.training.method import Model, Parts
 
 KINDS = ('pair',)
@@ -108,4 +110,36 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 METHOD = nir_prompt.method(
   build, 'pairs', KINDS, parts=('mlm',), needs=('mlm',), options={build: ('grad_cache',)}
+)
+
+
+def build_classifier(
+  config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer
+) -> Model:
+  """The baseline: binary cross-entropy of each pair (monoBERT: Nogueira and Cho 2019, Eq. 1)."""
+  of_pairs = cross_encoder.build_classifier(config, model, devices, tokenizer)
+
+  def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
+    first, second = ([batch[f'{view}_tokens'], batch[f'{view}_mask']] for view in VIEWS)
+    rows = [*first, *(array[:, None] for array in second)]
+    scores = of_pairs.score(params, rows, key)[:, 0]
+    matches = batch['label'] == 1
+    value = jnp.mean(jax.nn.softplus(jnp.where(matches, -scores, scores)))
+    accuracy = jnp.mean(((scores > 0) == matches).astype(jnp.float32))
+    return value, {'accuracy': accuracy}
+
+  return Model(of_pairs.init, loss, of_pairs.embed, {'accuracy': 'accuracy'})
+
+
+FINE_TUNED = cross_encoder.METHOD._replace(
+  build=build_classifier,
+  data=functools.partial(
+    multitask.find_tasks, form='pairs', templates=cross_encoder.templates, numbered=False
+  ),
+  shapes=functools.partial(multitask.batch_shapes, form='pairs', numbered=False),
+  options={build_classifier: ('grad_cache',)},
+  requires={
+    **cross_encoder.METHOD.requires,
+    'cross_encoder.loss': 'pointwise',
+  },
 )

@@ -17,8 +17,9 @@ from dprjax.losses import contrastive
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import bare
-from dprjax.papers.nir_prompt import nir_prompt, task_templates, template_tokens
-from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
+from dprjax.papers.nir_prompt import adapter as adapters
+from dprjax.papers.nir_prompt import multitask, nir_prompt, task_templates
+from dprjax.papers.nir_prompt.adapter import LearnedTokens
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
@@ -29,9 +30,9 @@ from dprjax.training.method import Model, Parts
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """InfoNCE over the global batch, with texts in the templates of their tasks."""
   contrastive.check_negatives(config)
-  if config.pooling not in template_tokens.POOLINGS:
+  if config.pooling not in adapters.POOLINGS:
     raise InputError(
-      f'config.pooling: with a template use one of {", ".join(template_tokens.POOLINGS)}, not '
+      f'config.pooling: with a template use one of {", ".join(adapters.POOLINGS)}, not '
       f'{config.pooling!r:.60}'
     )
   prompts = nir_prompt.build(config, model, tokenizer, SIDES)
@@ -85,3 +86,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 
 METHOD = nir_prompt.method(build, 'retrieval', SIDES, options={build: ('grad_cache',)})
+
+# The baseline: fine-tuning on several tasks without templates.
+FINE_TUNED = dpr.METHOD._replace(
+  data=functools.partial(multitask.find_tasks, numbered=False),
+  shapes=functools.partial(multitask.batch_shapes, numbered=False),
+  options={dpr.build: dual_encoder.OPTIONS},
+)

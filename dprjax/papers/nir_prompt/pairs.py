@@ -1,38 +1,42 @@
-"""Labelled pairs: two texts and whether they match, and the cache of their tokens.
+"""Labelled pairs, two texts and whether they match, as the data of a task.
 
 A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``text.records``) with the columns
 `text1`, `text2` and `label`. A label is 1, true or yes, or 0, false or no.
-
-    DIR/pairs.json     inputs of the cache
-    DIR/lengths.npz    tokens of both texts of every pair, and the labels
-    DIR/pairs/         TFDS data set, split 'pairs': id (the number of the line), first, second
 """
 
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jaxtyping as jt
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
 from dprjax.base import draws, files, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.text import batches, docstrings, fingerprint, records, sources, table
+from dprjax.retrieval import measures
+from dprjax.retrieval.reranker import Reranker
+from dprjax.text import batches, docstrings, records, sources, trec
 from dprjax.text.batches import Batch, DrawnQueries, Feed
-from dprjax.text.read_report import ReadReport
-from dprjax.text.tokenizing import Tokenizer, pad_flat
+from dprjax.text.tokenizing import Tokenizer, pad_batch
+from dprjax.text.vector_spec import SIDES
+from dprjax.training.method import Evaluate, Scores
+from dprjax.training.pair_data import Scorer
 
-FORMAT_VERSION = 1
 VIEWS = ('first', 'second')
 COLUMNS = ('label', 'first_index', 'second_index')  # numbers of a batch, one a pair
 
 _COLUMNS = ('text1', 'text2', 'label')
 _LABELS = {'1': 1, 'true': 1, 'yes': 1, '0': 0, 'false': 0, 'no': 0}
 _CHUNK = 1024  # pairs tokenised at a time
+
+logger = logging.getLogger('dprjax')
 
 
 class Pair(NamedTuple):
@@ -110,99 +114,57 @@ def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-  """An open cache of pairs.
+  """Tokenised pairs: the tokens of both texts with special ones, and the labels."""
 
-  Attributes:
-    pad_id: of the tokenizer.
-    first_lengths, second_lengths: tokens of the texts, with special tokens.
-    labels: 1 for a match, else 0.
-  """
-
-  path: epath.Path
-  pad_id: int
-  first_lengths: jt.Int32[np.ndarray, ' pairs']
-  second_lengths: jt.Int32[np.ndarray, ' pairs']
+  tokens: tuple[list[jt.Int32[np.ndarray, ' _']], list[jt.Int32[np.ndarray, ' _']]]
   labels: jt.Int32[np.ndarray, ' pairs']
-  rows: table.Table
+  lines: list[int]
+  pad_id: int
 
-  @property
-  def num_pairs(self) -> int:
-    return len(self.labels)
-
-  def tokens(self, rows: jt.Int[np.ndarray, ' B']) -> tuple[list[bytes], list[bytes]]:
-    """First and second texts, in the form for `table.lists`."""
-    first, second = self.rows.read(rows, VIEWS)
-    return first, second
+  @functools.cached_property
+  def lengths(self) -> tuple[jt.Int32[np.ndarray, ' pairs'], ...]:
+    return tuple(np.array([len(row) for row in rows], np.int32) for rows in self.tokens)
 
 
-def build_pairs(
-  source: PairSource,
-  tokenizer: Tokenizer,
-  directory: files.PathLike,
-  *,
-  query_max_length: int,
-  passage_max_length: int,
-  query_prefix: str = '',
-  passage_prefix: str = '',
-  process_index: int = 0,
-) -> Pairs:
-  """The cache at ``directory``, rebuilt if its inputs changed.
+def tokenise(source: PairSource, tokenizer: Tokenizer, section: ConfigDict) -> Pairs:
+  """Tokenises a source. Options for queries apply to first texts, those for passages to second."""
+  pairs = read_pairs(source)
+  tokens: tuple[list[Any], list[Any]] = [], []
+  cut = 0
+  for start in range(0, len(pairs), _CHUNK):
+    chunk = pairs[start : start + _CHUNK]
+    for rows, view, side in zip(tokens, VIEWS, SIDES, strict=True):
+      texts = [section[f'{side}_prefix'] + getattr(pair, view) for pair in chunk]
+      found, more = tokenizer.encode(texts, section[f'{side}_max_length'])
+      rows += found
+      cut += more
+  labels = labels_of(pairs)
+  if jax.process_index() == 0:
+    logger.info(
+      '%s, split %s: %s, %s of them matching; %s cut',
+      *(source.path, source.split, counted(len(pairs), 'pairs')),
+      *(f'{labels.sum():,}', counted(cut, 'texts')),
+    )
+  return Pairs(tokens, labels, [pair.line for pair in pairs], tokenizer.pad_id)
 
-  Options for queries apply to first texts, options for passages to second texts, as in
-  `token_cache.build_cache`.
-  """
-  path = epath.Path(directory)
-  lengths = (query_max_length, passage_max_length)
-  prefixes = (query_prefix, passage_prefix)
-  settings = {
-    'format_version': FORMAT_VERSION,
-    'source': {k: v for k, v in dataclasses.asdict(source).items() if k != 'path'},
-    'tokenizer_sha256': tokenizer.sha256,
-    'max_lengths': lengths,
-    'prefixes': prefixes,
-  }
 
-  def build(aside: epath.Path) -> fingerprint.Built:
-    report, pairs = ReadReport(), read_pairs(source)
-    report.counts['pairs'] = len(pairs)
-    report.counts['of them matching'] = sum(pair.label for pair in pairs)
-    counts: dict[str, list[int]] = {view: [] for view in VIEWS}
-    with table.TableWriter(aside / 'pairs', 'pairs', VIEWS) as writer:
-      for start in range(0, len(pairs), _CHUNK):
-        chunk = pairs[start : start + _CHUNK]
-        tokens = {}
-        for view, prefix, length in zip(VIEWS, prefixes, lengths, strict=True):
-          texts = [prefix + getattr(pair, view) for pair in chunk]
-          tokens[view], cut = tokenizer.encode(texts, length)
-          report.counts[f'{view} texts of more than {length} tokens: cut'] += cut
-          counts[view] += map(len, tokens[view])
-        for row, pair in enumerate(chunk):
-          writer.write(str(pair.line), {view: tokens[view][row] for view in VIEWS})
-    arrays = {f'{view}_lengths': np.array(counts[view], np.int32) for view in VIEWS}
-    arrays['labels'] = np.array([pair.label for pair in pairs], np.int32)
-    return fingerprint.Built(arrays, report, {'pad_id': tokenizer.pad_id})
-
-  fingerprint.build_once(
-    path,
-    'pairs',
-    settings,
-    {'pairs': locate(source)},
-    build,
-    process_index,
-  )
-  description, arrays = fingerprint.open_built(path, 'pairs')
-  return Pairs(path, description['pad_id'], rows=table.Table(path / 'pairs', 'pairs'), **arrays)
+def labels_of(pairs: Iterable[Pair]) -> jt.Int32[np.ndarray, ' pairs']:
+  return np.array([pair.label for pair in pairs], np.int32)
 
 
 class PairFeed:
-  """Pairs of a cache, as `mixture.Examples`."""
+  """Labelled pairs, as `mixture.Examples`."""
 
-  def __init__(self, cache: Pairs, *, query_buckets: Any, passage_buckets: Any):
-    batches.longest_bucket(cache.first_lengths.max(), query_buckets, 'query_buckets')
-    batches.longest_bucket(cache.second_lengths.max(), passage_buckets, 'passage_buckets')
-    self._cache = cache
-    self.size = cache.num_pairs
-    self.counts = {'first_index': cache.num_pairs, 'second_index': cache.num_pairs}
+  def __init__(self, pairs: Pairs, *, query_buckets: Any, passage_buckets: Any):
+    for lengths, buckets, name in zip(
+      pairs.lengths,
+      (query_buckets, passage_buckets),
+      ('query_buckets', 'passage_buckets'),
+      strict=True,
+    ):
+      batches.longest_bucket(lengths.max(), buckets, name)
+    self._pairs, self.size = pairs, len(pairs.labels)
+    self.counts = {'first_index': self.size, 'second_index': self.size}
 
   def draw(
     self, rows: jt.Int32[np.ndarray, ' B'], epochs: Any, random: np.random.Generator
@@ -211,7 +173,8 @@ class PairFeed:
     return rows
 
   def lengths(self, drawn: jt.Int32[np.ndarray, ' B']) -> tuple[np.ndarray, np.ndarray]:
-    return self._cache.first_lengths[drawn], self._cache.second_lengths[drawn]
+    first, second = self._pairs.lengths
+    return first[drawn], second[drawn]
 
   def read(
     self,
@@ -221,22 +184,16 @@ class PairFeed:
     second_length: int,
   ) -> Batch:
     own = drawn[rows]
-    first, second = map(table.lists, self._cache.tokens(own))
-    arrays = (
-      *pad_flat(*first, first_length, self._cache.pad_id),
-      *pad_flat(*second, second_length, self._cache.pad_id),
-    )
-    names = (f'{view}_{what}' for view in VIEWS for what in ('tokens', 'mask'))
-    return {
-      **dict(zip(names, arrays, strict=True)),
-      'label': self._cache.labels[own],
-      'first_index': own,
-      'second_index': own,
-    }
+    batch: Batch = {'label': self._pairs.labels[own], 'first_index': own, 'second_index': own}
+    lengths = first_length, second_length
+    for view, tokens, length in zip(VIEWS, self._pairs.tokens, lengths, strict=True):
+      padded = pad_batch([tokens[row] for row in own], length, self._pairs.pad_id)
+      batch[f'{view}_tokens'], batch[f'{view}_mask'] = padded
+    return batch
 
   def names(self, batch: Batch) -> list[str]:
     """The lines of pairs, for messages."""
-    return [f'line {name}' for name in self._cache.rows.ids(batch['first_index'])]
+    return [f'line {self._pairs.lines[row]}' for row in batch['first_index']]
 
 
 class QueryPairFeed:
@@ -284,6 +241,99 @@ class QueryPairFeed:
       'passage_index': batch['second_index'][:, None],
     }
     return self._feed.names(indices)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledPairs:
+  """Labelled pairs of a run; attributes as in `retrieval_data.Retrieval`."""
+
+  section: ConfigDict
+  train: PairSource
+  dev: PairSource | None
+
+  def read_passages(self) -> Iterator[str]:
+    """All texts, for a vocabulary."""
+    return (text for pair in read_pairs(self.train) for text in pair[:2])
+
+  def files(self) -> dict[str, epath.Path]:
+    """The files of both splits, by role."""
+    found = {'pairs': locate(self.train)}
+    if self.dev is not None and (dev := locate(self.dev)) != found['pairs']:
+      found['dev pairs'] = dev
+    return found
+
+  def evaluation(
+    self, scorer: Scorer, tokenizer: Tokenizer, measure: str, number: int | None = None
+  ) -> Evaluate:
+    """Evaluates classification of the dev pairs; ``number`` is the task."""
+    assert self.dev is not None
+    pairs = tokenise(self.dev, tokenizer, self.section)
+    packed = scorer.pack(*pairs.tokens)
+    return lambda params: classify(scorer(params, packed, number), pairs.labels, measure)
+
+
+def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
+  """The labelled pairs of a task."""
+  folder = section.dir
+  if section.format == 'docstrings':
+    folder = str(workdir / 'data' / task)
+    if not epath.Path(folder).exists():
+      write_docstrings(folder, section.dir.split(','))
+  hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
+  most = 2 * section.max_queries or None  # of each label
+  train = PairSource(folder, section.train_split, hold_out=hold_out, max_pairs=most)
+  if most:
+    most = max(len(read_pairs(train)), 2)
+  dev = None
+  if section.dev_split:
+    dev = PairSource(folder, section.dev_split, max_pairs=most)
+  elif hold_out:
+    dev = dataclasses.replace(train, held_out=True, max_pairs=most)
+  return LabelledPairs(section, train, dev)
+
+
+def classify(
+  scores: jt.Float[np.ndarray, ' n'], labels: jt.Int32[np.ndarray, ' n'], measure: str
+) -> Scores:
+  """``accuracy``, ``F1`` and ``AP`` of matching pairs, and the share of ``yes``.
+
+  A positive score says yes; AP is of their order. ``values`` are for ``measure``, accuracy or F1.
+  """
+  said, true = scores > 0, labels == 1
+  ranked = {f'{i:09}': score for i, score in enumerate(scores.tolist())}
+  judged = {f'{i:09}': int(label) for i, label in enumerate(labels)}
+  right = int(np.count_nonzero(said & true))
+  either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
+  means = {
+    'accuracy': float(np.mean(said == true)),
+    'F1': 2 * right / either if either else 0.0,
+    'AP': measures.measure(trec.run_from_dict({'': ranked}), {'': judged}, ['AP'])['mean']['AP'],
+    'yes': float(np.mean(said)),
+  }
+  values = (said == true).astype(np.float64)
+  if measure == 'F1':  # 2 a / b of two means, linear in both
+    each = 2.0 * (said & true) - means['F1'] * (said.astype(np.float64) + true)
+    values = means['F1'] + each * (len(scores) / max(either, 1))
+  return Scores(means, {'': values})
+
+
+def one_answer(labels: jt.Int32[np.ndarray, ' n'], measure: str) -> Scores:
+  """The scores of yes or no to all pairs, the better by ``measure``."""
+  both = [classify(np.full(len(labels), answer), labels, measure) for answer in (1.0, -1.0)]
+  return max(both, key=lambda found: found.means[measure])
+
+
+def measure_pairs(
+  reranker: Reranker, folder: files.PathLike, split: str = 'test'
+) -> dict[str, float]:
+  """``accuracy``, ``F1``, ``AP`` and the share of ``yes`` of a reranker on labelled pairs.
+
+  ``one answer`` is the accuracy of the more frequent label.
+  """
+  rows = read_pairs(PairSource(str(folder), split))
+  labels = labels_of(rows)
+  found = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')
+  return {**found.means, 'one answer': one_answer(labels, 'accuracy').means['accuracy']}
 
 
 def write_docstrings(folder: files.PathLike, packages: list[str]) -> None:

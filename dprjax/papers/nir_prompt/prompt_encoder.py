@@ -57,11 +57,6 @@ def init_prompt_encoders(
   return made
 
 
-def encode_prompt(params: Mapping[str, Any]) -> Float[Array, 'P H']:
-  """The vectors of an encoder."""
-  return PromptEncoder(*params['embedding'].shape).apply({'params': params})  # type: ignore[return-value]
-
-
 def encode_prompts(
   several: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Float[Array, 'P H']]:
@@ -74,7 +69,8 @@ def encode_prompts(
   for length in sorted({params['embedding'].shape[0] for params in several.values()}):
     names = [name for name, params in several.items() if params['embedding'].shape[0] == length]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(several[name] for name in names))
-    rows = jax.vmap(encode_prompt)(stacked)
+    encoder = PromptEncoder(*stacked['embedding'].shape[1:])
+    rows: Any = jax.vmap(lambda params, encoder=encoder: encoder.apply({'params': params}))(stacked)
     vectors |= {name: rows[place] for place, name in enumerate(names)}
   return vectors
 

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from dprjax.papers.nir_prompt import mixture, pairs
 from dprjax.text import batches, sources, token_cache, tokenizing
@@ -240,13 +241,9 @@ def test_queries_as_pairs(caches, tokenizer, tmp_path):
   (tmp_path / 'train.tsv').write_text(
     ''.join(f'{WORDS[i]}\t{WORDS[-i]}\t{i % 2}\n' for i in range(10))
   )
-  labelled = pairs.build_pairs(
-    pairs.PairSource(str(tmp_path)),
-    tokenizer,
-    tmp_path / 's',
-    query_max_length=8,
-    passage_max_length=8,
-  )
+  lengths = {f'{side}_max_length': 8 for side in ('query', 'passage')}
+  settings = ConfigDict(lengths | {'query_prefix': '', 'passage_prefix': ''})
+  labelled = pairs.tokenise(pairs.PairSource(str(tmp_path)), tokenizer, settings)
   feeds = [
     pairs.QueryPairFeed(feeds_of(caches, 2)[1]),
     pairs.PairFeed(labelled, query_buckets=BUCKETS[0], passage_buckets=BUCKETS[1]),

@@ -7,13 +7,8 @@ import pytest
 from dprjax.base import tree
 from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
-from dprjax.papers.nir_prompt import (
-  nir_prompt,
-  nir_reranker,
-  nir_retriever,
-  prompt_encoder,
-  template_tokens,
-)
+from dprjax.papers.nir_prompt import adapter as adapters
+from dprjax.papers.nir_prompt import nir_prompt, nir_reranker, nir_retriever, prompt_encoder
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
 from dprjax.training.method import DataSource
@@ -86,11 +81,11 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   assert (prompt.meta['query_max_length'], prompt.meta['passage_max_length']) == (7, 9)
   encoders = {
     slot: params['prompt']['qa'][slot.split('/')[0]][slot.split('/')[1]]
-    for slot in template_tokens.vectors(prompt)
+    for slot in adapters.vectors(prompt)
   }
   for slot, own in jax.jit(prompt_encoder.encode_prompts)(encoders).items():
-    np.testing.assert_allclose(template_tokens.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
-  assert len(template_tokens.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
+    np.testing.assert_allclose(adapters.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
+  assert len(adapters.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
 
   # Under the file the model says the same.
   rng = np.random.default_rng(0)
@@ -149,7 +144,7 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
     assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', shape, head) != digest
     assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
     for name, array in arrays[task].items():
-      np.testing.assert_array_equal(template_tokens.vectors(prompt)[name], array)
+      np.testing.assert_array_equal(adapters.vectors(prompt)[name], array)
 
 
 def test_a_masked_lm_head_that_was_trained_alone_is_written_beside_its_backbone(

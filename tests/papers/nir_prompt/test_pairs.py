@@ -1,15 +1,16 @@
-"""Labelled pairs: files as strangers write them, held-out ones, and the cache of their tokens."""
+"""Labelled pairs: files as strangers write them, held-out ones, and their tokens."""
 
 import json
 import random
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.papers.nir_prompt import pairs
 from dprjax.papers.nir_prompt.pairs import PairSource
-from dprjax.text import table, tokenizing
+from dprjax.text import tokenizing
 from tests.fuzz import mutations
 from tests.refusals import refused
 
@@ -114,35 +115,24 @@ def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
     assert {pair.label for pair in other} == {0, 1}
 
 
-def test_the_cache_of_pairs(tmp_path, tokenizer):
-  pairs.write_pairs(tmp_path / 'train.jsonl', [*ROWS, ('oak elm fir', 'yew ash pine oak', 1)])
-  options = {
-    'query_max_length': 6,
-    'passage_max_length': 5,
-    'query_prefix': 'duplicate : ',
-  }
-  source = PairSource(str(tmp_path))
-  made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
-  assert (made.num_pairs, made.labels.tolist()) == (5, [1, 0, 1, 0, 1])
-  first, second = (list(map(table.integers, rows)) for rows in made.tokens(np.arange(5)))
-  expected = [*(row[:2] for row in ROWS), ('oak elm fir', 'yew ash pine oak')]
-  for i, (one, other) in enumerate(expected):
-    np.testing.assert_array_equal(first[i], tokenizer.encode([f'duplicate : {one}'], 6)[0][0])
-    np.testing.assert_array_equal(second[i], tokenizer.encode([other], 5)[0][0])
-  assert made.first_lengths.tolist() == [len(row) for row in first] and max(map(len, first)) == 6
-  assert made.second_lengths.tolist() == [len(row) for row in second]
-  assert made.rows.ids(np.array([4])) == ['5']
-
-  # It is built again only when something differs.
-  before = (tmp_path / 'token_cache' / 'pairs.json').stat().st_mtime_ns
-  pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
-  assert (tmp_path / 'token_cache' / 'pairs.json').stat().st_mtime_ns == before
-  pairs.write_pairs(tmp_path / 'train.jsonl', ROWS)
-  assert pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options).num_pairs == 4
-  options['passage_max_length'] = 3
-  made = pairs.build_pairs(source, tokenizer, tmp_path / 'token_cache', **options)
-  assert made.second_lengths.max() == 3
-
+def test_tokens_of_pairs(tmp_path, tokenizer):
+  rows = [*ROWS, ('oak elm fir', 'yew ash pine oak', 1)]
+  pairs.write_pairs(tmp_path / 'train.jsonl', rows)
+  settings = ConfigDict(
+    {
+      'query_max_length': 6,
+      'passage_max_length': 5,
+      'query_prefix': 'duplicate : ',
+      'passage_prefix': '',
+    }
+  )
+  made = pairs.tokenise(PairSource(str(tmp_path)), tokenizer, settings)
+  assert (made.labels.tolist(), made.lines) == ([1, 0, 1, 0, 1], [1, 2, 3, 4, 5])
+  for i, (one, other, _) in enumerate(rows):
+    first, second = (tokens[i] for tokens in made.tokens)
+    np.testing.assert_array_equal(first, tokenizer.encode([f'duplicate : {one}'], 6)[0][0])
+    np.testing.assert_array_equal(second, tokenizer.encode([other], 5)[0][0])
+  assert [lengths.max() for lengths in made.lengths] == [6, 5]
   with refused('query_buckets', '[4]'):
     pairs.PairFeed(made, query_buckets=[4], passage_buckets=[8])
 

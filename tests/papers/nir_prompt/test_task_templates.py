@@ -8,8 +8,8 @@ import pytest
 from dprjax.models import encoder, hub
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import prompt_encoder, task_templates
+from dprjax.papers.nir_prompt.adapter import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
-from dprjax.papers.nir_prompt.template_tokens import LearnedTokens
 from dprjax.text.vector_spec import VectorSpec
 from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused

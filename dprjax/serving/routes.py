@@ -1,18 +1,34 @@
-"""Routes of prompts and models: lists, files, changes."""
+"""The routes of vectors, search, reranking and prompts."""
 
 import asyncio
+import base64
 import logging
 import time
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dprjax.serving import keys
+from dprjax.serving import answers, keys, messages
 from dprjax.serving.answers import Failure, json_answer
+from dprjax.serving.indexes import ServedIndex, probabilities
 from dprjax.serving.keys import Grant
 from dprjax.serving.library import NAME, NAMES, UnknownPrompt, Version
-from dprjax.serving.messages import ModelCard, ModelList, PromptCard, PromptList, serves
-from dprjax.serving.service import Service
+from dprjax.serving.messages import (
+  EmbeddingRequest,
+  EmbeddingResponse,
+  ModelCard,
+  ModelList,
+  PromptCard,
+  PromptList,
+  RerankRequest,
+  RerankResponse,
+  SearchRequest,
+  SearchResponse,
+  Usage,
+  serves,
+)
+from dprjax.serving.service import Service, Wanted, split
 from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
@@ -21,8 +37,91 @@ _STARTED = int(time.time())
 _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 
 
-class PromptRoutes(Service):
+class Routes(Service):
   """Handlers of an `App`."""
+
+  @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
+  async def _embeddings(self, request: Request) -> Response:
+    asked = await self.read(request, EmbeddingRequest)
+    wanted = Wanted(
+      *split(asked.model, 'passage', asked.input_type),
+      dimensions=asked.dimensions,
+      cut=asked.truncate is not False,
+    )
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    tokens, vectors = await self.embed(request, wanted, texts, 'input')
+
+    def rows(start: int, stop: int) -> list[messages.Embedding]:
+      values: Any = vectors[start:stop]
+      if asked.encoding_format == 'base64':
+        values = [base64.b64encode(one.astype('<f4').tobytes()).decode() for one in values]
+      return [messages.Embedding(index=start + i, embedding=one) for i, one in enumerate(values)]
+
+    data: Any = await answers.in_parts(rows, len(vectors))
+    usage = Usage(tokens.total, tokens.total)
+    content = EmbeddingResponse(
+      data=data, model=asked.model, usage=usage, truncated=tokens.truncated
+    )
+    return json_answer(content, headers=self.headers(tokens))
+
+  @serves(
+    'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
+  )
+  async def _search(self, request: Request) -> Response:
+    asked = await self.read(request, SearchRequest)
+    name, side, _ = split(asked.model, 'query')
+    wanted = Wanted(name, side)
+    queries = [asked.query] if isinstance(asked.query, str) else asked.query
+    self.check_sees(request, name)
+    index = await asyncio.to_thread(self._choose_index, request, name, asked.index)
+    k = 10 if asked.k is None else asked.k
+    if k > index.most:
+      raise Failure(413, f'k is {k}; {index.most} at most', param='k')
+    more = index.seconds(len(queries))
+    tokens, vectors = await self.embed(request, wanted, queries, 'query', more)
+    index.check(tokens.version, self.engine)
+    top = await self.on_device(request, index.find(vectors))
+    found = await self.on_threads(request, index.rank(top, queries, k))
+    content = SearchResponse(
+      model=asked.model,
+      index=index.name,
+      results=found,
+      usage=Usage(tokens.total, tokens.total),
+      truncated=tokens.truncated,
+    )
+    return json_answer(content, headers=self.headers(tokens))
+
+  def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
+    """The index; by default the one named in the prompt, the one with its name, or the only one."""
+    may_use = request.state.grant.may_use
+    seen = [one for one in self.indexes if may_use('indexes', one)]
+    if asked is None:
+      own = (self.engine.library.get(name).meta.get('index'), name)
+      names = [*own, *seen] if len(seen) == 1 else [*own]
+    else:
+      names = [asked]
+    found = next((one for one in names if one in seen), None)
+    if found is None:
+      raise Failure(
+        404,
+        f'there is no such index, or it must be named; known: {", ".join(seen) or "none"}',
+        param='index',
+        code='index_not_found',
+      )
+    return self.indexes[found]
+
+  @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
+  async def _rerank(self, request: Request) -> Response:
+    asked = await self.read(request, RerankRequest)
+    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+    name = self.reranker(request, asked.model)
+    order, logits, total = await self.score(request, name, asked.query, texts, 'documents')
+    scores = probabilities(logits).tolist()
+    results = [
+      messages.Ranked(i, scores[i], messages.Document(texts[i]) if asked.return_documents else None)
+      for i in order[: asked.top_n].tolist()
+    ]
+    return json_answer(RerankResponse(name, results, Usage(total, total)))
 
   def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     """The indexes that a key sees and queries with this prompt can search."""
