@@ -19,20 +19,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dprjax.base import cli, files, flags, outputs
-from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.engines.engine import ENGINES
 from dprjax.retrieval import fusing, fusion
-from dprjax.text import runs, trec
+from dprjax.text import trec
 from dprjax.text.qrels import read_qrels
 
 logger = logging.getLogger('dprjax')
 
 _OF_TAGS = {
   'dprjax-bm25': fusion.BM25,
-  **{f'dprjax-{index}': fusion.DENSE for index in ('exact', 'scann')},
-  **{f'dprjax-{engine}': fusion.DENSE for engine in ENGINES},
+  **{f'dprjax-{name}': fusion.DENSE for name in ('exact', 'scann', *ENGINES)},
 }
 
 
@@ -88,7 +86,7 @@ def fuse(args: Flags) -> None:
     endings.append('.fusion.json')
     kept = f'{files.resolved(args.out)}{endings[-1]}'
   with outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}):
-    paths = dict(zip(_names(args.run), (path for _, path in args.run), strict=True))
+    paths = dict(zip(fusing.names(args.run, _OF_TAGS), (path for _, path in args.run), strict=True))
     read = {name: trec.read_run(path).rankings() for name, path in paths.items()}
     how, learnt = fusing.choose(
       read,
@@ -101,26 +99,13 @@ def fuse(args: Flags) -> None:
     )
     about = {}
     if learnt is not None:
-      _show(learnt)
+      cli.print_table(['', fusion.MEASURE], learnt.rows)
+      logger.info('%s', learnt.verdict)
       about = {'learnt': learnt.about()}
     _write(args, read, how, paths, about)
     if kept is not None:
       fusion.write(kept, how, **about)
       logger.info('%s: method and weights', kept)
-
-
-def _names(named: Sequence[tuple[str, str]]) -> list[str]:
-  """The name of each run: as given, else its tag, or its path if tags are equal."""
-  tags = [runs.read_tag(path) for _, path in named]
-  usual = [name or _OF_TAGS.get(tag, tag) for (name, _), tag in zip(named, tags, strict=True)]
-  names = [
-    path if not name and usual.count(own) > 1 else own
-    for (name, path), own in zip(named, usual, strict=True)
-  ]
-  for name, (_, path) in zip(names, named, strict=True):
-    if names.count(name) > 1:
-      raise InputError(f'--run={path}: two runs have the name {name}; name them --run=NAME=FILE')
-  return names
 
 
 def _numbers(weights: str | None, names: Sequence[str]) -> dict[str, float] | None:
@@ -133,32 +118,6 @@ def _numbers(weights: str | None, names: Sequence[str]) -> dict[str, float] | No
       f'--weights={weights:.80}: expected a number for each of {len(names)} runs, separated by '
       'commas, or a .json file'
     ) from None
-
-
-def _show(learnt: fusing.Learnt) -> None:
-  """Shows the gain of learnt weights."""
-  scores, gain, best = learnt.scores, learnt.gain, learnt.best
-  rows = [
-    *zip(learnt.fusion.weights, scores.alone.T, strict=True),
-    ('equal weights', scores.equal),
-    ('learnt weights, cross-validated', scores.held_out),
-  ]
-  cli.print_table(['', fusion.MEASURE], [[name, f'{values.mean():.4f}'] for name, values in rows])
-  verdict = f'gain over {best}'
-  if gain.mean <= 0:
-    verdict = f'no gain over {best}'
-  elif gain.low <= 0:
-    verdict = f'no clear gain over {best} (it may be chance)'
-  logger.info(
-    'weights %s: %s, %s %+.4f, 95 %% interval %+.4f to %+.4f over %s',
-    ', '.join(f'{name} {weight:.2f}' for name, weight in learnt.fusion.weights.items()),
-    verdict,
-    fusion.MEASURE,
-    gain.mean,
-    gain.low,
-    gain.high,
-    counted(learnt.queries, 'queries'),
-  )
 
 
 def _write(

@@ -32,14 +32,12 @@ passages by vectors of the same passages in another folder, which stay on disk.
 import argparse
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from dprjax.base import cli, compiled, files, flags, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.encoding import embeddings
 from dprjax.retrieval import scann, searching
 from dprjax.text import trec
 
@@ -158,12 +156,24 @@ def _folders(given: Sequence[str]) -> tuple[str, ...]:
 
 def _search(args: Flags, process: int, processes: int) -> None:
   compiled.keep()
+  if args.engine.uri is None:
+    flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
   if args.engine.uri is not None:
     run, report = _search_engine(args.engine.uri, args)
   elif args.retriever is not None:
-    run, report = _search_retriever(args.retriever, args)
+    with cli.loading():
+      from dprjax.retrieval import retriever
+    run, report = retriever.search_files(
+      args.retriever, args.queries, args.k, drop_same_id=args.drop_same_id
+    )
   else:
-    run, report = _search_embeddings(args, process, processes)
+    names = ('index', 'drop_same_id', 'dimensions', 'index_dir', 'recall', 'rescore')
+    run, report = searching.search_folders(
+      *(args.corpus, args.queries, args.k),
+      process=process,
+      processes=processes,
+      **{name: getattr(args, name) for name in (*names, 'rescore_factor')},
+    )
   if process:
     return
   how = report.get('kind', 'exact')
@@ -175,36 +185,9 @@ def _search(args: Flags, process: int, processes: int) -> None:
   trec.write_reported(args.out, run, f'dprjax-{report["index"]}', report, how)
 
 
-def _search_retriever(retriever: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
-  flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
-  with cli.loading():
-    from dprjax.retrieval import folder
-    from dprjax.retrieval.retriever import Retriever
-    from dprjax.text.texts import read_several
-  folder.check_index(retriever, '--retriever')
-  found = Retriever.load(retriever)
-  texts = read_several(args.queries, 'query')
-  started = time.perf_counter()
-  results = found.search(texts, args.k, drop_same_id=args.drop_same_id)
-  seconds = time.perf_counter() - started
-  rankings = {
-    query.id: {hit.id: hit.score for hit in hits}
-    for query, hits in zip(results.queries, results, strict=True)
-  }
-  run = trec.run_from_dict(rankings)
-  return run, {
-    'index': 'retriever',
-    'k': args.k,
-    'drop_same_id': args.drop_same_id,
-    'queries': len(run),
-    'truncated': results.truncated,
-    'seconds': seconds,
-    'queries_per_second': len(run) / seconds,
-  }
-
-
 def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
-  from dprjax.engines import searching as in_engine
+  with cli.loading():
+    from dprjax.engines import searching as in_engine
 
   flags.refuse(args, ('corpus', 'rescore', 'index_dir'), 'index=scann or exact, without --uri')
   how: dict[str, Any] = {
@@ -212,60 +195,12 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     'settings': args.engine.search_param,
     'drop_same_id': args.drop_same_id,
   }
+  place = uri, args.engine.collection
   if args.retriever is not None:
-    with cli.loading():
-      from dprjax.encoding import folders
-      from dprjax.retrieval import folder
-      from dprjax.text.texts import read_several
-    texts = read_several(args.queries, 'query')
-    parts, encoder = folder.load_encoder(args.retriever)
-    vectors = encoder.encode(texts.values(), 'query')
-    space = folders.describe(encoder, 'query', 'float32', '').space()
-    return in_engine.search(
-      *(uri, args.engine.collection, [*texts], args.k),
-      in_engine.Queries(vectors, space, [*texts.values()]),
-      weights=parts.fusion,
-      **how,
-    )
+    return in_engine.search_texts(*place, args.queries, args.k, args.retriever, **how)
   if len(args.queries) > 1:
     raise InputError('--uri takes only one --queries')
-  queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
-  queries.check_side('query', '--queries')
-  run, report = in_engine.search(
-    *(uri, args.engine.collection, queries.ids, args.k),
-    in_engine.Queries(queries.vectors(), queries.meta.space()),
-    **how,
-  )
-  return run, report | {'queries_manifest_sha256': queries.sha256}
-
-
-def _search_embeddings(
-  args: Flags, process: int, processes: int
-) -> tuple[trec.Run, dict[str, Any]]:
-  flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
-  if not args.corpus:
-    raise InputError(f'--index={args.index} needs --corpus')
-  loaded = [
-    embeddings.load_embeddings(folder, process=process, processes=processes)
-    for folder in (*args.corpus, *args.queries, *([args.rescore] if args.rescore else []))
-  ]
-  for part in (parts := loaded[: len(args.corpus)]):
-    part.check_side('passage', '--corpus')
-  corpus = embeddings.join(parts, '--corpus')
-  queries = loaded[len(args.corpus) :]
-  rescore = queries.pop() if args.rescore else None
-  return searching.search(
-    corpus,
-    queries,
-    args.k,
-    index=args.index,
-    drop_same_id=args.drop_same_id,
-    dimensions=args.dimensions,
-    index_dir=args.index_dir,
-    recall=args.recall,
-    rescore=rescore,
-    rescore_factor=args.rescore_factor,
-  )
+  return in_engine.search_folder(*place, args.queries[0], args.k, dimensions=args.dimensions, **how)
 
 
 if __name__ == '__main__':

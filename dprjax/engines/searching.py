@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.base.progress import Progress
+from dprjax.encoding import embeddings
 from dprjax.engines import connect, open_collection
 from dprjax.retrieval import fusion, hybrid, searching
 from dprjax.text import trec
@@ -29,6 +30,33 @@ class Queries(NamedTuple):
   vectors: Float[np.ndarray, 'n H']
   space: Mapping[str, Any]
   texts: Sequence[str] = ()
+
+
+def search_folder(
+  uri: str, name: str, folder: str, k: int, *, dimensions: int | None = None, **how: Any
+) -> tuple[trec.Run, dict[str, Any]]:
+  """`search` for a folder of embeddings of queries, cut to ``dimensions``."""
+  queries = embeddings.load_embeddings(folder).cut(dimensions, '--queries')
+  queries.check_side('query', '--queries')
+  asked = Queries(queries.vectors(), queries.meta.space())
+  run, report = search(uri, name, queries.ids, k, asked, **how)
+  return run, report | {'queries_manifest_sha256': queries.sha256}
+
+
+def search_texts(
+  uri: str, name: str, files: Sequence[str], k: int, retriever: str, **how: Any
+) -> tuple[trec.Run, dict[str, Any]]:
+  """`search` for files of queries, which a retriever encodes, with its fusion."""
+  from dprjax.encoding import folders
+  from dprjax.retrieval import folder
+  from dprjax.text.texts import read_several
+
+  texts = read_several(files, 'query')
+  parts, encoder = folder.load_encoder(retriever)
+  vectors = encoder.encode(texts.values(), 'query')
+  space = folders.describe(encoder, 'query', 'float32', '').space()
+  asked = Queries(vectors, space, [*texts.values()])
+  return search(uri, name, [*texts], k, asked, weights=parts.fusion, **how)
 
 
 def search(

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.progress import Progress
 from dprjax.retrieval import comparison, fusion
+from dprjax.text import runs as run_files
 from dprjax.text.fields import report_ids
 from dprjax.text.qrels import Qrels
 from dprjax.text.rankings import Ranking
@@ -55,6 +56,30 @@ class Learnt(NamedTuple):
       'cross_validated': float(self.scores.held_out.mean()),
       'gain': {'over': self.best, **self.gain._asdict()},
     }
+
+  @property
+  def rows(self) -> list[list[str]]:
+    """A table: nDCG@10 of each run, and of equal and learnt weights."""
+    rows = [
+      *zip(self.fusion.weights, self.scores.alone.T, strict=True),
+      ('equal weights', self.scores.equal),
+      ('learnt weights, cross-validated', self.scores.held_out),
+    ]
+    return [[name, f'{values.mean():.4f}'] for name, values in rows]
+
+  @property
+  def verdict(self) -> str:
+    """The gain over the best single run, in one line."""
+    words = f'gain over {self.best}'
+    if self.gain.mean <= 0:
+      words = f'no gain over {self.best}'
+    elif self.gain.low <= 0:
+      words = f'no clear gain over {self.best} (it may be chance)'
+    weights = ', '.join(f'{name} {weight:.2f}' for name, weight in self.fusion.weights.items())
+    return (
+      f'weights {weights}: {words}, {fusion.MEASURE} {self.gain.mean:+.4f}, 95 % interval '
+      f'{self.gain.low:+.4f} to {self.gain.high:+.4f} over {counted(self.queries, "queries")}'
+    )
 
 
 def choose(
@@ -156,6 +181,25 @@ def fuse(
       'the runs have no document in common; are they from the same corpus? dprjax search takes '
       'several --corpus, the parts of one'
     )
+
+
+def names(named: Sequence[tuple[str, str]], of_tags: Mapping[str, str]) -> list[str]:
+  """The name of each run: as given, else by its tag, or its path if tags are equal.
+
+  Args:
+    named: names, which may be empty, and files.
+    of_tags: names of runs of dprjax by their tags.
+  """
+  tags = [run_files.read_tag(path) for _, path in named]
+  usual = [name or of_tags.get(tag, tag) for (name, _), tag in zip(named, tags, strict=True)]
+  found = [
+    path if not name and usual.count(own) > 1 else own
+    for (name, path), own in zip(named, usual, strict=True)
+  ]
+  for name, (_, path) in zip(found, named, strict=True):
+    if found.count(name) > 1:
+      raise InputError(f'--run={path}: two runs have the name {name}; name them --run=NAME=FILE')
+  return found
 
 
 def report_of(run: PathLike) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -22,7 +23,8 @@ from dprjax.models import artifact, hub
 from dprjax.retrieval import best, exact, folder
 from dprjax.retrieval import hybrid as hybrids
 from dprjax.retrieval.fusion import Fusion
-from dprjax.text.texts import Passage, Query, read_texts
+from dprjax.text import trec
+from dprjax.text.texts import Passage, Query, read_several, read_texts
 
 if TYPE_CHECKING:
   import pandas
@@ -309,3 +311,28 @@ class Retriever:
       of = counted(len(texts), f'{side} texts')
       logger.warning('%s of %s have more tokens than %s_max_length and were cut', cut, of, side)
     return vectors, cut
+
+
+def search_files(
+  path: PathLike, queries: Sequence[PathLike], k: int, drop_same_id: bool = False
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Searches the index of a retriever for the queries of files; returns a run and its report."""
+  folder.check_index(path, '--retriever')
+  retriever = Retriever.load(path)
+  started = time.perf_counter()
+  results = retriever.search(read_several(queries, 'query'), k, drop_same_id=drop_same_id)
+  seconds = time.perf_counter() - started
+  rankings = {
+    query.id: {hit.id: hit.score for hit in hits}
+    for query, hits in zip(results.queries, results, strict=True)
+  }
+  run = trec.run_from_dict(rankings)
+  return run, {
+    'index': 'retriever',
+    'k': k,
+    'drop_same_id': drop_same_id,
+    'queries': len(run),
+    'truncated': results.truncated,
+    'seconds': seconds,
+    'queries_per_second': len(run) / seconds,
+  }

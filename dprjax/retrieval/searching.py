@@ -25,6 +25,36 @@ _SAMPLED = 200  # queries on which recall is measured
 _GATHERED = 4096  # queries gathered from all processes at a time
 
 
+def search_folders(
+  corpus: Sequence[str],
+  queries: Sequence[str],
+  k: int,
+  *,
+  rescore: str | None = None,
+  process: int = 0,
+  processes: int = 1,
+  **options: Any,
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Searches folders of embeddings, with the ``options`` of `search`.
+
+  Args:
+    corpus: parts of one corpus, which are searched as one.
+    process, processes: the part of the corpus that this process searches, with index='exact'.
+  """
+  if not corpus:
+    raise InputError('the search of embeddings needs --corpus')
+
+  def load(folder: str) -> embeddings.Embeddings:
+    return embeddings.load_embeddings(folder, process=process, processes=processes)
+
+  parts = [load(folder) for folder in corpus]
+  for part in parts:
+    part.check_side('passage', '--corpus')
+  again = None if rescore is None else load(rescore)
+  found = [load(folder) for folder in queries]
+  return search(embeddings.join(parts, '--corpus'), found, k, rescore=again, **options)
+
+
 def search(
   corpus: embeddings.Embeddings,
   queries: Sequence[embeddings.Embeddings],

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,12 +20,11 @@ from dprjax.models import artifact, hub
 from dprjax.text import seen, tokenizing
 from dprjax.training import (
   baseline,
-  closing,
   encoder_settings,
+  log,
   optim,
   selection,
   stored_config,
-  trackers,
 )
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -45,7 +45,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one."""
   methods.load(config.method)
   experiments = configs.resolve(config)
-  trackers.check(config.log.to)
+  log.check(config.log.to)
   devices = mesh.make_mesh(config.mesh)
   for experiment in experiments.values():
     methods.of(experiment)
@@ -105,8 +105,8 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
         if run.save(run.evaluate()):
           return run.result()
       run.finish()
-      closing.settle(setup, part)
-      say(closing.last_words(setup, part, run.standing.gain, run.ended))
+      settle(setup, part)
+      say(last_words(setup, part, run.standing.gain, run.ended))
       return run.result()
 
 
@@ -196,7 +196,7 @@ def nothing_left(setup: Setup, start: methods.Scores) -> bool:
     workdirs.write_saturated(workdir, why)
   if why:
     setup.say(f'nothing is trained: {why}')
-    if commands := closing.next_of_choice(setup):
+    if commands := next_of_choice(setup):
       setup.say(commands)
   return bool(why)
 
@@ -233,3 +233,64 @@ def new_head(name: str, model: Any, seed: int) -> Any:
   from dprjax.models.head_specs import HEADS, Head  # few methods have one
 
   return Head(jax.device_get(HEADS[name].init(model, jax.random.key(seed))))
+
+
+def settle(setup: Setup, part: Trial) -> None:
+  """Chooses among candidates in a run without alternatives, with ``config.eval.choose``."""
+  workdir, config = setup.workdir, setup.config
+  alone = part.whole and workdirs.top(workdir) == workdir
+  measured = alone and config.eval.choose and jax.process_index() == 0
+  if measured and (workdir / workdirs.BASELINE).exists():
+    selection.decide(workdir, {workdirs.model_name(config): workdir})
+
+
+def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str) -> str:
+  """What was chosen, how the training ``ended``, and the next command."""
+  config = setup.config
+  if not part.whole and gain is not None:  # not the final model
+    return f'{ended}. {gain.verdict}.'
+  only_prompts = all(name.startswith('prompt/') for name in config.trainable)
+  out = 'prompt.npz' if config.prompt.length or only_prompts else 'DIR'
+  workdir = shlex.quote(str(setup.workdir))
+  command = f'python -m dprjax.export --workdir={workdir} --out={out}{_method(setup)}'
+  if gain is None:
+    return f'{ended}. Next: {command}'
+  if config.eval.choose and (workdirs.top(setup.workdir) / workdirs.CHOSEN).exists():
+    return f'{_chosen(setup)}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
+  if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
+    return f'{ended}. {gain.verdict}. Next: {command}'
+  return (
+    f'{ended}. {gain.verdict}. Keep the model as it was; to export this one anyway: {command} '
+    '--force'
+  )
+
+
+def _chosen(setup: Setup) -> str:
+  from dprjax.training import choice  # imports BM25
+
+  kept = choice.read(workdirs.top(setup.workdir))
+  assert kept is not None
+  return f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
+
+
+def _method(setup: Setup) -> str:
+  method = setup.config.method
+  return f' --method={method}' if methods.outside(method) else ''
+
+
+def next_of_choice(setup: Setup) -> str:
+  """The commands from a choice among candidates to a search; without a choice ''."""
+  if not setup.config.eval.choose:
+    return ''
+  top = workdirs.top(setup.workdir)
+  name = shlex.quote(top.name or 'mine')
+  folders = (epath.Path(setup.config.data.dir), setup.workdir / 'data')
+
+  def place(name: str) -> str:
+    paths = (folder / f'{name}.jsonl' for folder in folders)
+    return next((shlex.quote(str(path)) for path in paths if path.exists()), name.upper())
+
+  return f"""Next:
+  dprjax export --workdir={shlex.quote(str(top))} --out={name}{_method(setup)}
+  dprjax index --retriever={name} --input={place('corpus')}
+  dprjax search --retriever={name} --queries={place('queries')} --out=run.trec"""

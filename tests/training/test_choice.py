@@ -11,7 +11,7 @@ from etils import epath
 from dprjax.base import flags
 from dprjax.retrieval import fusion
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
-from dprjax.training import baseline, choice, closing
+from dprjax.training import baseline, choice, train
 from dprjax.training import config as configs
 from dprjax.training.method import Scores
 
@@ -60,7 +60,7 @@ def test_the_commands_after_a_choice_can_be_typed(model, tmp_path):
   config.backbone.path, config.data.dir, config.eval.choose = 'package:x', str(tmp_path), True
   config.prompt.sides, config.prompt.length = 'query', 8
   setup = types.SimpleNamespace(config=config, workdir=run)
-  said = closing.last_words(setup, types.SimpleNamespace(whole=True), True, 'done at step 2')
+  said = train.last_words(setup, types.SimpleNamespace(whole=True), True, 'done at step 2')
   assert said.startswith(f'Chosen of {len(chosen.estimates) + 1}: {model} with BM25')
   lines = [shlex.split(line) for line in said.splitlines() if line.startswith('  dprjax ')]
   read = [

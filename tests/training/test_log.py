@@ -1,4 +1,13 @@
+"""Metrics of a training; each tracker writes to a folder, without a network."""
+
+import importlib.util
 import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
 
 from dprjax.training import config as configs
 from dprjax.training import log
@@ -35,3 +44,69 @@ def test_a_damaged_line_is_named(tmp_path):
   with refused('metrics.jsonl', 'line 2'):
     log.MetricLog(tmp_path, 5, configs.default())
   assert (tmp_path / 'metrics.jsonl').read_text() == text
+
+
+def track(workdir, to, resume=-1, steps=(1, 2)):
+  config = configs.default()
+  config.log.to, config.log.project = to, 'tests'
+  written = log.MetricLog(workdir, resume, config)
+  for step in steps:
+    written.write(step, {'loss': 1 / step, 'dev/nDCG@10': step / 10})
+  written.close()
+
+
+def test_nothing_is_imported_that_is_not_named(tmp_path):
+  code = f"""
+import sys
+from dprjax.training import config as configs, log
+config = configs.default()
+config.log.to = ''
+log.MetricLog({str(tmp_path)!r}, -1, config).close()
+print(sorted({{'tensorboardX', 'wandb'}} & set(sys.modules)))
+"""
+  found = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+  assert found.stdout == '[]\n'
+  assert [one.name for one in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+def test_an_unknown_tracker():
+  with refused('config.log.to', 'comet', 'wandb'):
+    log.check('tensorboard,comet')
+
+
+def test_a_tracker_that_breaks_does_not_end_a_training(tmp_path, monkeypatch, caplog):
+  def board(*_, **__):
+    raise RuntimeError('the server is gone')
+
+  monkeypatch.setattr('tensorboardX.SummaryWriter.add_scalar', board)
+  with caplog.at_level(logging.WARNING, 'dprjax'):
+    track(tmp_path, 'tensorboard')
+  assert [record.getMessage() for record in caplog.records] == [
+    'tensorboard failed and gets no more numbers: the server is gone'
+  ]
+  assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 2
+
+
+PROGRAM = """
+import pathlib, sys
+from tests.training.test_log import track
+track(pathlib.Path(sys.argv[1]), sys.argv[2])
+track(pathlib.Path(sys.argv[1]), sys.argv[2], 2, [3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec('wandb') is None, reason="pip install 'dprjax[track]'")
+def test_wandb(tmp_path):
+  """Steps 1 and 2 and, resumed, 3, in a process: W&B starts threads and changes the process."""
+  run = tmp_path / 'run'
+  run.mkdir()
+  environment = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
+  environment |= {'WANDB_MODE': 'offline', 'WANDB_SILENT': 'true'}
+  subprocess.run([sys.executable, '-c', PROGRAM, str(run), 'wandb'], check=True, env=environment)
+  parts = sorted((run / 'wandb').glob('offline-run-*'))
+  files = [next(part.glob('*.wandb')) for part in parts]
+  # Both parts have one id; a sync joins them.
+  assert len({path.name for path in files}) == 1
+  content = b''.join(path.read_bytes() for path in files)
+  assert b'dev/nDCG@10' in content and b'prompt.kind' in content
