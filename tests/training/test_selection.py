@@ -133,6 +133,11 @@ def test_the_best_on_held_out_queries(tmp_path, lines):
   assert choose(config, tmp_path, train, lines) == 'second' and not train.made
 
 
+def test_alternatives_without_an_evaluation_cannot_be_compared(tmp_path, lines):
+  with refused('config.alternatives', 'dpr'):
+    choose(with_alternatives(), tmp_path, lambda part: Result(12, None, None), lines)
+
+
 def test_one_is_beaten_by_a_lead_that_is_not_chance():
   rng = np.random.default_rng(0)
   behind = rng.uniform(0, 0.5, 40)

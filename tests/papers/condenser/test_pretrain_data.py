@@ -94,6 +94,7 @@ def test_goes_on_where_it_stopped(start, batches_of):
       ('config.pretrain.max_length', '30', '29'),
     ),
     ({'batch_size': 13}, ('config.batch_size', '13', '12')),
+    ({'data__format': 'beir'}, ('config.data.format', 'beir')),
   ],
 )
 def test_what_cannot_be(start, changes, message):
