@@ -269,42 +269,12 @@ class Fitted:
     top = self.workdir / _TRAINING
     return worker.apart(lambda: exporting.export(top, path, options=how, force=force))
 
-  def report(self) -> 'Report':
-    """The verdict, the numbers and the curve; shown in notebooks, and Markdown by ``str``."""
-    return Report(self)
-
   def __repr__(self) -> str:
     return f'<Fitted in {self.workdir}: {self.verdict}>'
 
-  def _repr_html_(self) -> str:
-    return self.report()._repr_html_()
-
-
-class Report:
-  """A report on a `Fitted`; ``save`` writes it as Markdown or HTML."""
-
-  def __init__(self, fitted: Fitted):
-    self._fitted = fitted
-
-  def __str__(self) -> str:
-    columns, rows = self._numbers()
-    lines = [self._fitted.verdict, '']
-    if rows:
-      lines += [f'| {" | ".join(row)} |' for row in (columns, ['---'] * len(columns), *rows)] + ['']
-    return '\n'.join([*lines, f'Kept in `{self._fitted.workdir}`.', ''])
-
-  __repr__ = __str__
-
-  def save(self, path: files.PathLike) -> None:
-    """Writes the report: HTML with the curve if the name ends in .html, else Markdown."""
-    whole = str(path).endswith('.html')
-    page = f'<!doctype html><meta charset="utf-8"><title>dprjax</title>{self._repr_html_()}'
-    with files.atomic_write(path) as file:
-      file.write(page if whole else str(self))
-
   def _numbers(self) -> tuple[list[str], list[list[str]]]:
     """The candidates of a choice, the chosen one first; or the gain of the training."""
-    gain, choice = self._fitted.gain, self._fitted.choice
+    gain, choice = self.gain, self.choice
     if choice is not None:
       found = sorted(choice.estimates, key=lambda one: -choice.estimates[one].expected)
       names = dict.fromkeys([choice.candidate, *found, choosing.FROZEN])
@@ -322,7 +292,7 @@ class Report:
 
   def _repr_html_(self) -> str:
     columns, rows = self._numbers()
-    parts = [f'<p>{html.escape(self._fitted.verdict)}</p>']
+    parts = [f'<p>{html.escape(self.verdict)}</p>']
     if rows:
       lines = [
         ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in each)
@@ -332,14 +302,14 @@ class Report:
     if picture := self._curve():
       encoded = base64.b64encode(picture).decode()
       parts.append(f'<img alt="dev scores by step" src="data:image/png;base64,{encoded}">')
-    parts.append(f'<p><small>kept in {html.escape(str(self._fitted.workdir))}</small></p>')
+    parts.append(f'<p><small>kept in {html.escape(str(self.workdir))}</small></p>')
     return ''.join(parts)
 
   def _curve(self) -> bytes:
     """A figure of the dev scores, as PNG; empty without scores or matplotlib."""
-    gain = self._fitted.gain
+    gain = self.gain
     series: dict[str, list[tuple[int, float]]] = {}
-    for row in _rows(self._fitted.curves):
+    for row in _rows(self.curves):
       value = row.get(f'dev/{gain.measure}') if gain else None
       if value is not None and value == value:
         series.setdefault(row['training'], []).append((row['step'], value))
