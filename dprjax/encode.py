@@ -25,7 +25,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dprjax.base import cli, compiled, flags, outputs
+from dprjax.base import cli, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import codes, manifest
@@ -125,7 +125,7 @@ def _command(args: Flags) -> None:
 
 
 def _encode(args: Flags) -> None:
-  compiled.keep()
+  machine.keep_programs()
   with cli.loading():
     from dprjax.encoding import embedder, folders
     from dprjax.encoding.text_encoder import Encoder

@@ -26,7 +26,7 @@ from typing import Any
 from etils import epath
 
 from dprjax import engines
-from dprjax.base import cli, compiled, flags, outputs
+from dprjax.base import cli, flags, machine, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
@@ -122,7 +122,7 @@ def _fill(retriever: str, args: Flags) -> None:
   if args.input is None:
     raise InputError('--retriever needs --input, the passages')
   columns = texts.columns_of('passage', args.column)
-  compiled.keep()
+  machine.keep_programs()
   with cli.loading():
     from dprjax.retrieval import folder
   with (

@@ -36,7 +36,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dprjax.base import cli, compiled, files, flags, outputs
+from dprjax.base import cli, files, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import embeddings
@@ -56,10 +56,10 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _condition(text: str) -> Any:
-  from dprjax.engines import conditions
+  from dprjax.engines.engine import parse_condition
 
   try:
-    return conditions.parse(text)
+    return parse_condition(text)
   except InputError as error:
     raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -157,7 +157,7 @@ def _folders(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _search(args: Flags, process: int, processes: int) -> None:
-  compiled.keep()
+  machine.keep_programs()
   if args.engine.uri is not None:
     run, report = _search_engine(args.engine.uri, args)
   elif args.retriever is not None:

@@ -13,11 +13,11 @@ import pytest
 
 import generation
 from dprjax import queries
+from dprjax.base.counts import ReadReport
 from dprjax.generation import endpoint, passages, prompts
 from dprjax.generation.prompts import Request
 from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
-from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import PassageRecord
 from tests.refusals import command_refused, refused
 

@@ -9,13 +9,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
+from dprjax.base.ranking import Ranking
 from dprjax.encoding.manifest import check_same_space
 from dprjax.engines import engine as engines
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Engine, HasBm25, Hits, Record, Rows
+from dprjax.engines.engine import Condition, Engine, HasBm25, Hits, Record, Rows
 from dprjax.retrieval import best, bm25_index, fusion
 from dprjax.retrieval.best import check_finite
-from dprjax.text.rankings import Ranking
 
 _IDS = 1_000  # in a request
 _ANSWER_ROWS = 100_000  # results of all queries of a request

@@ -1,10 +1,11 @@
-"""Engines by address, and their interface for `dprjax.engines.collection`."""
+"""Engines by address, their interface for `dprjax.engines.collection`, and conditions on fields."""
 
 import contextlib
 import dataclasses
 import importlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +17,13 @@ from jaxtyping import Float
 
 from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError, mask
-from dprjax.engines.conditions import Condition
 
+Value = str | int | float | bool
+
+RESERVED = ('id', 'vector', 'words', 'counts', 'payload')
+"""Names that engines reserve."""
+
+_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]{0,62})(>=|<=|=|>|<)(.*)', re.S)
 ENGINES = {'milvus': 'Milvus', 'qdrant': 'Qdrant', 'pgvector': 'Pgvector'}
 _FOLDERS = ('milvus', 'qdrant')
 _log = logging.getLogger('dprjax')
@@ -94,6 +100,20 @@ def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0)
   where = f'{place} (another process may have it open)' if place.is_local else str(place)
   with errors(place, where):
     return kind(place, new=new, timeout=timeout)  # type: ignore[no-any-return]
+
+
+class Condition(NamedTuple):
+  """A condition on a field.
+
+  Attributes:
+    field: a name; documents without the field do not match.
+    operator: '=', '<', '<=', '>' or '>='.
+    values: one, or several after '='. A list field matches '=' if it contains one of them.
+  """
+
+  field: str
+  operator: str
+  values: tuple[Value, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,3 +296,44 @@ def check_folder(address: Address, ours: Any, new: bool) -> None:
   files.existing(folder, 'local index')
   if not (folder.is_dir() and ours(folder)):
     raise InputError(f'{folder} is not a local index; nothing was changed')
+
+
+def parse_condition(text: str) -> Condition:
+  """Reads ``NAME=VALUE``, ``NAME=VALUE,VALUE``, or ``NAME>=NUMBER`` (also >, <, <=).
+
+  Numbers, true and false are parsed; a value in double quotes is a string.
+  """
+  found = _PATTERN.fullmatch(text)
+  if found is None or found[1] in RESERVED or not found[3]:
+    raise _error(text)
+  name, operator, rest = found.groups()
+  values = tuple(_value(one) for one in (_split(rest) if operator == '=' else [rest]))
+  if operator != '=' and not _is_number(values[0]):
+    raise _error(text)
+  return Condition(name, operator, values)
+
+
+def _error(text: str) -> InputError:
+  return InputError(
+    f'{text!r:.80}: expected a condition on a field of the texts such as lang=en, lang=en,de or, '
+    'for numbers, year>=2020'
+  )
+
+
+def _split(text: str) -> list[str]:
+  # Commas inside double quotes do not separate.
+  return re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^,])+', text)
+
+
+def _value(text: str) -> Value:
+  try:
+    value = json.loads(text)
+  except ValueError:
+    return text
+  usable = isinstance(value, str | bool) or _is_number(value)
+  return value if usable else text
+
+
+def _is_number(value: object) -> bool:
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  return number and math.isfinite(float(value))  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ import numpy as np
 from etils import epath
 
 from dprjax.engines import engine
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
+from dprjax.engines.engine import Address, Condition, Hits, Opened, Record, Rows
 
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
 # pymilvus pings every ten seconds, which makes milvus-lite end the connection.

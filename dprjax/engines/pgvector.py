@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from dprjax.base.errors import InputError
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
+from dprjax.engines.engine import Address, Condition, Hits, Opened, Record, Rows
 
 _INDEX = 'dprjax.index'  # in the comment, with the record
 _MOST_HNSW, _MOST_HALF = 2_000, 4_000  # dimensions that pgvector indexes

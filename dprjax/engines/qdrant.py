@@ -16,8 +16,7 @@ import numpy as np
 from etils import epath
 
 from dprjax.engines import engine
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
+from dprjax.engines.engine import Address, Condition, Hits, Opened, Record, Rows
 
 _VECTOR, _SPARSE = 'vector', 'bm25'
 _ID = 'id'  # in the payload: points have numbers or UUIDs

@@ -47,7 +47,7 @@ def search(
 
   Args:
     ids: of the queries.
-    where: conditions on fields, see `conditions.parse`.
+    where: conditions on fields, see `engine.parse_condition`.
     settings: search effort, by the names of the engine.
     weights: a fusion with BM25 of the texts of the queries.
   """

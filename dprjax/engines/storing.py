@@ -13,9 +13,8 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.encoding import embeddings
-from dprjax.engines import conditions
 from dprjax.engines.collection import create, exists, open_collection
-from dprjax.engines.engine import Engine
+from dprjax.engines.engine import RESERVED, Engine
 from dprjax.retrieval import bm25_index
 from dprjax.text import texts as text_files
 
@@ -61,7 +60,7 @@ def _document(entry: text_files.Entry) -> Document:
   for name, value in fields.items():
     if name in entry.roles.values() or value is None:
       continue
-    own = _STORED.fullmatch(name) and name not in ('title', 'text', *conditions.RESERVED)
+    own = _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED)
     if own and _is_plain(value):
       made.payload[name] = value
     else:

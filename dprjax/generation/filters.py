@@ -25,9 +25,9 @@ from typing import NamedTuple
 import regex
 
 from dprjax.base import files, words
+from dprjax.base.counts import ReadReport
 from dprjax.text import trec
 from dprjax.text.qrels import Qrels
-from dprjax.text.read_report import ReadReport
 
 COPIED_WORDS = 8
 """A query with this many words in a row from the passage is a copy."""

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import draws, files, provenance, reading
+from dprjax.base import files, hashes, provenance, reading
+from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 from dprjax.text import examples, inputs, records, texts
 from dprjax.text.examples import Negative
 from dprjax.text.fields import UnicodeForms, UniqueIds
 from dprjax.text.qrels import Qrels, judge, read_qrels
-from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import Passage, Query
 
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
@@ -456,12 +456,12 @@ def _choose(
   if source.hold_out is not None:
     chosen = [query for query in chosen if held_out(query.id, fraction, seed) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
-    drawn = sorted(chosen, key=lambda query: draws.draw(query.id, seed, 'max_queries'))
+    drawn = sorted(chosen, key=lambda query: hashes.draw(query.id, seed, 'max_queries'))
     kept = {query.id for query in drawn[: source.max_queries]}
     chosen = [query for query in chosen if query.id in kept]
   if source.fold is not None:
     number, count, seed = source.fold
-    dealt = sorted(chosen, key=lambda query: draws.draw(query.id, seed, 'fold'))
+    dealt = sorted(chosen, key=lambda query: hashes.draw(query.id, seed, 'fold'))
     part = {query.id for query in dealt[number::count]}
     chosen = [query for query in chosen if (query.id in part) == source.held_out]
   if not chosen:
@@ -476,7 +476,7 @@ def _choose(
 
 def held_out(name: str, fraction: float, seed: int) -> bool:
   """Whether a query or a pair is held out."""
-  return draws.fraction(name, seed, 'hold_out') < fraction
+  return hashes.fraction(name, seed, 'hold_out') < fraction
 
 
 def _without_positives(

@@ -13,8 +13,8 @@ from dprjax.base import outputs, ranking
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
+from dprjax.base.ranking import Ranking
 from dprjax.text import runs
-from dprjax.text.rankings import Ranking
 
 _PIECE = 1 << 17  # rows of a piece
 

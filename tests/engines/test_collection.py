@@ -18,7 +18,7 @@ from dprjax import engines
 from dprjax.base import errors
 from dprjax.base.errors import InputError
 from dprjax.engines import collection
-from dprjax.engines.conditions import Condition
+from dprjax.engines.engine import Condition
 from dprjax.retrieval import best, bm25_index, exact, fusion
 from tests import at_end
 from tests.refusals import refused
@@ -218,9 +218,9 @@ def test_payloads_and_conditions(engine):
   assert made.payloads(['d3', 'd4']) == PAYLOADS[3:5]
   for text, meets in CONDITIONS:
     expected = {id_ for id_, one in zip(IDS, PAYLOADS, strict=True) if meets(one)}
-    (found,) = rankings(made.search(QUERIES[:1], 300, where=[engines.parse(text)]))
+    (found,) = rankings(made.search(QUERIES[:1], 300, where=[engines.parse_condition(text)]))
     assert set(found) == expected, text
-  both = [engines.parse(text) for text in ('lang=de', 'year>2015')]
+  both = [engines.parse_condition(text) for text in ('lang=de', 'year>2015')]
   (found,) = rankings(made.search(QUERIES[:1], 300, where=both))
   assert len(found) == 20 and all(
     PAYLOADS[IDS.index(id_)]['lang'] == 'de' and PAYLOADS[IDS.index(id_)]['year'] > 2015
@@ -236,13 +236,13 @@ def test_payloads_and_conditions(engine):
 @pytest.mark.parametrize('text', ['lang', 'year>=old', 'vector=1'])
 def test_what_is_no_condition(text):
   with refused(repr(text)):
-    engines.parse(text)
+    engines.parse_condition(text)
 
 
 def test_conditions_are_read():
-  assert engines.parse('a="1",b') == Condition('a', '=', ('1', 'b'))
-  assert engines.parse('a=1,true,x y') == Condition('a', '=', (1, True, 'x y'))
-  assert engines.parse('a<=-2.5') == Condition('a', '<=', (-2.5,))
+  assert engines.parse_condition('a="1",b') == Condition('a', '=', ('1', 'b'))
+  assert engines.parse_condition('a=1,true,x y') == Condition('a', '=', (1, True, 'x y'))
+  assert engines.parse_condition('a<=-2.5') == Condition('a', '<=', (-2.5,))
 
 
 ASKED = ['number3 cats sleep', 'the', 'old green rivers', 'houses']
@@ -287,7 +287,7 @@ def test_bm25_and_hybrid(engine):
       expected = how.fuse({'dense': dense_one, 'bm25': lexical}, 10)
       np.testing.assert_allclose(one.scores, expected.scores, rtol=1e-3)
       assert one.ids == expected.ids
-  german = [engines.parse('lang=de')]
+  german = [engines.parse_condition('lang=de')]
   for one in (
     *made.rankings(ASKED, 40, german),
     *made.hybrid(vectors, ASKED, how, 10, where=german),

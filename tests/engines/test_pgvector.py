@@ -40,7 +40,7 @@ def test_an_index_is_used(engine, kind):
   assert np.mean(shares) > 19
   np.testing.assert_allclose(found.scores[:, 0], truth.scores[:, 0], rtol=1e-4)
   # A condition that few meet: the index goes on until there are enough.
-  rare = [engines.parse('year=7')]
+  rare = [engines.parse_condition('year=7')]
   assert all(len(one) == 20 for one in shared.rankings(made.search(queries, 20, where=rare)))
   with engine.client.transaction():
     engine.client.execute('SET LOCAL enable_seqscan = off')

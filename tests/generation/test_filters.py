@@ -2,9 +2,9 @@
 
 import pytest
 
+from dprjax.base.counts import ReadReport
 from dprjax.generation import filters
 from dprjax.generation.filters import Query
-from dprjax.text.read_report import ReadReport
 
 PASSAGE = (
   'A hull pushes water aside and the water pushes back with the weight of what was pushed aside, '

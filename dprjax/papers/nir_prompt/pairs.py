@@ -18,12 +18,11 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import draws, files, provenance
-from dprjax.base.counts import counted
+from dprjax.base import files, hashes, provenance
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.text import batches, docstrings, fingerprint, records, sources, table
 from dprjax.text.batches import Batch, DrawnQueries, Feed
-from dprjax.text.read_report import ReadReport
 from dprjax.text.tokenizing import Tokenizer, pad_flat
 
 FORMAT_VERSION = 1
@@ -80,7 +79,7 @@ def read_pairs(source: PairSource) -> list[Pair]:
     held_out = sources.held_out
     chosen = [i for i in chosen if held_out(names[i], fraction, seed) == source.held_out]
   if source.max_pairs is not None:
-    chosen.sort(key=lambda i: draws.draw(names[i], seed, 'max_queries'))
+    chosen.sort(key=lambda i: hashes.draw(names[i], seed, 'max_queries'))
     of_label = [[i for i in chosen if pairs[i].label == label] for label in (0, 1)]
     chosen = sorted(i for some in of_label for i in some[: source.max_pairs // 2])
   if len({pairs[i].label for i in chosen}) < 2:

@@ -9,7 +9,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.papers.nir_prompt import pairs
 from dprjax.papers.nir_prompt.pairs import PairSource
-from dprjax.text import table, tokenizing
+from dprjax.text import table, vocabularies
 from tests.fuzz import mutations
 from tests.refusals import refused
 
@@ -19,7 +19,7 @@ ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('lar
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
   words = ['ash', 'elm', 'fir', 'larch', 'oak', 'pine', 'yew', 'duplicate', 'of']
-  return tokenizing.train_wordpiece(
+  return vocabularies.train_wordpiece(
     [f'{word} {other} :' for word in words for other in words],
     200,
     tmp_path_factory.mktemp('words'),
