@@ -23,7 +23,7 @@ An engine searches passages that dprjax.index stored:
     python -m dprjax.search --uri=milvus:index.db --retriever=mine --queries=queries.jsonl \\
         --out=run.trec
 
-A retriever with BM25 fuses both rankings, also in an engine. dprjax.fuse fuses other runs.
+A retriever with BM25 fuses both rankings; an engine searches by vectors. dprjax.fuse fuses runs.
 
 --dimensions=128 compares only the first 128 numbers of vectors. --rescore=DIR orders the best
 passages by vectors of the same passages in another folder, which stay on disk.
@@ -31,6 +31,7 @@ passages by vectors of the same passages in another folder, which stay on disk.
 
 import argparse
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ from dprjax.base.flags import flag
 from dprjax.encoding import embeddings
 from dprjax.retrieval import scann, searching
 from dprjax.text import trec
+
+logger = logging.getLogger('dprjax')
 
 
 def _setting(text: str) -> tuple[str, float]:
@@ -221,19 +224,16 @@ def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     parts, encoder = folder.load_encoder(args.retriever)
     vectors = encoder.encode(texts.values(), 'query')
     space = folders.describe(encoder, 'query', 'float32', '').space()
-    return in_engine.search(
-      *(uri, args.engine.collection, [*texts], args.k),
-      in_engine.Queries(vectors, space, [*texts.values()]),
-      weights=parts.fusion,
-      **how,
-    )
+    if parts.fusion is not None:
+      logger.info('--retriever=%s: the engine searches by vectors, without BM25', args.retriever)
+    return in_engine.search(uri, args.engine.collection, [*texts], args.k, vectors, space, **how)
   if len(args.queries) > 1:
     raise InputError('--uri takes only one --queries')
   queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
   queries.check_side('query', '--queries')
   run, report = in_engine.search(
     *(uri, args.engine.collection, queries.ids, args.k),
-    in_engine.Queries(queries.vectors(), queries.meta.space()),
+    *(queries.vectors(), queries.meta.space()),
     **how,
   )
   return run, report | {'queries_manifest_sha256': queries.sha256}

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from etils import epath
@@ -20,14 +20,14 @@ from dprjax.base.errors import InputError, mask
 
 Value = str | int | float | bool
 
-RESERVED = ('id', 'vector', 'words', 'counts', 'payload')
+RESERVED = ('id', 'vector', 'payload')
 """Names that engines reserve."""
 
 _PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]{0,62})(>=|<=|=|>|<)(.*)', re.S)
 ENGINES = {'milvus': 'Milvus', 'qdrant': 'Qdrant', 'pgvector': 'Pgvector'}
 _FOLDERS = ('milvus', 'qdrant')
 _log = logging.getLogger('dprjax')
-_SPACE, _BM25, _LOADING = 'dprjax.space', 'dprjax.bm25', 'dprjax.loading'
+_SPACE, _LOADING = 'dprjax.space', 'dprjax.loading'
 _FULL = re.compile(r'no space|disk ?full|disk usage|watermark|out of disk|read-only', re.I)
 _DOWN = re.compile(r'refused|unreachable|timed? ?out|unavailable|name or service', re.I)
 
@@ -122,17 +122,14 @@ class Record:
 
   Attributes:
     space: settings of its vectors, `encoding.manifest.Meta.space`.
-    bm25: settings of BM25: k1, b, language and, if the engine needs it, average_words; None without
-      BM25.
     loading: the input and the number of written rows of an unfinished upsert; None otherwise.
   """
 
   space: Mapping[str, Any]
-  bm25: Mapping[str, Any] | None = None
   loading: Mapping[str, Any] | None = None
 
   def as_json(self) -> str:
-    values = {_SPACE: self.space, _BM25: self.bm25, _LOADING: self.loading}
+    values = {_SPACE: self.space, _LOADING: self.loading}
     return json.dumps({name: value for name, value in values.items() if value}, sort_keys=True)
 
   @classmethod
@@ -143,7 +140,7 @@ class Record:
       int(values[_SPACE]['dimension'])
     except (InputError, KeyError, TypeError, ValueError):
       return None
-    return cls(values[_SPACE], values.get(_BM25), values.get(_LOADING))
+    return cls(values[_SPACE], values.get(_LOADING))
 
 
 class Opened(NamedTuple):
@@ -165,13 +162,11 @@ class Rows(NamedTuple):
     ids: unique.
     vectors: float32, contiguous.
     payloads: title, text and other fields of each; None without texts.
-    words: of each, for BM25; None without BM25.
   """
 
   ids: Sequence[str]
   vectors: Float[np.ndarray, 'n H']
   payloads: Sequence[Mapping[str, Any]] | None = None
-  words: Sequence[Sequence[str]] | None = None
 
 
 class Hits(NamedTuple):
@@ -249,16 +244,6 @@ class Engine(Protocol):
 
   def close(self) -> None:
     """Ends the connection."""
-
-
-@runtime_checkable
-class HasBm25(Protocol):
-  """An engine that searches words, too."""
-
-  def bm25(
-    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
-  ) -> list[Hits]:
-    """The k best documents of each query (words) by BM25, if they share a word with it."""
 
 
 @contextlib.contextmanager

@@ -4,8 +4,7 @@ import collections
 import hashlib
 import logging
 import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -64,26 +63,6 @@ def check_unique(ids: Sequence[str], where: str) -> None:
   if len(set(ids)) < len(ids):
     twice = collections.Counter(ids).most_common(1)[0][0]
     raise InputError(f'{where}: the id {twice!r:.80} occurs twice; ids must be unique')
-
-
-class UnicodeForms:
-  """Finds ids that equal these but for their Unicode form, which some tools change."""
-
-  def __init__(self, ids: Iterable[str]):
-    self._known = {unicodedata.normalize('NFC', id_): id_ for id_ in ids if not id_.isascii()}
-
-  def hint(self, ids: Iterable[str]) -> str:
-    """The end of a message on the first such id, or ''."""
-    for id_ in ids if self._known else ():
-      if not id_.isascii() and self._known.get(unicodedata.normalize('NFC', id_), id_) != id_:
-        return f'; {id_:.80} is there in another Unicode form (NFC, NFD): write ids in one form'
-    return ''
-
-
-def in_all_forms(ids: Iterable[str]) -> set[str]:
-  """The ids, and their other Unicode forms (NFC, NFD)."""
-  found = set(ids)
-  return found | {unicodedata.normalize(form, id_) for id_ in found for form in ('NFC', 'NFD')}
 
 
 class UniqueIds:
@@ -174,15 +153,10 @@ class ManyIds:
     )
 
 
-def report_ids(
-  sentence: str, ids: Sequence[str], then: str = '', known: Iterable[str] = ()
-) -> None:
-  """Logs a problem with ids, if any, and its remedy.
-
-  ``known`` are ids that may equal them but for their Unicode form, which is then said.
-  """
+def report_ids(sentence: str, ids: Sequence[str], then: str = '') -> None:
+  """Logs a problem with ids, if any, and its remedy."""
   if not ids:
     return
   listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
   message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
-  logger.info('%s', message + (f'; {then}' if then else '') + UnicodeForms(ids).hint(known))
+  logger.info('%s', message + (f'; {then}' if then else ''))

@@ -26,7 +26,7 @@ from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 from dprjax.text import examples, inputs, records, texts
 from dprjax.text.examples import Negative
-from dprjax.text.fields import UnicodeForms, UniqueIds
+from dprjax.text.fields import UniqueIds
 from dprjax.text.qrels import Qrels, judge, read_qrels
 from dprjax.text.texts import Passage, Query
 
@@ -50,7 +50,6 @@ _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
 _UNKNOWN_QUERIES = 'judgements of a query that is not in the queries: ignored'
 _UNKNOWN_NEGATIVES = 'negatives that are not in the corpus: ignored'
-OTHER_FORM = '{} whose ids are judged in another Unicode form (NFC, NFD)'
 _POSITIVES = 'negatives that are positives of their query: ignored'
 
 Negatives = dict[str, list[Negative]]
@@ -116,14 +115,10 @@ class Dataset:
   def passages(self) -> Iterator[Passage]:
     """A fresh stream over the corpus."""
     report = self.report
-    other_form = OTHER_FORM.format('passages')
-    report.forget('passages', other_form, _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
+    report.forget('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
     missing = {passage_id for grades in self.qrels.values() for passage_id in grades}
     missing.update(negative.id for rows in self.negatives.values() for negative in rows)
-    forms = UnicodeForms(missing)
     for passage in _read_passages(_how(self.source, self.format), self.files['corpus']):
-      if forms.hint([passage.id]):
-        report.count(other_form, passage.id)
       missing.discard(passage.id)
       report.count('passages')
       if not passage.text:
@@ -419,10 +414,6 @@ def _known(qrels: Qrels, queries: dict[str, Query], report: ReadReport) -> Qrels
     if query not in queries:
       for passage in grades:
         report.count(_UNKNOWN_QUERIES, f'{query} {passage}')
-  forms = UnicodeForms(qrels)
-  for query in queries:
-    if forms.hint([query]):
-      report.count(OTHER_FORM.format('queries'), query)
   return {query: grades for query, grades in qrels.items() if query in queries}
 
 

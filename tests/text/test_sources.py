@@ -193,17 +193,6 @@ def test_unknown_ids_are_counted_and_listed(beir):
   assert line.count('q1 lost') == 5 and line.endswith(', ...)')
 
 
-def test_ids_in_another_unicode_form_are_counted(beir):
-  for name, id_ in (('corpus', '\u00e9'), ('queries', '\u00fc')):
-    with (beir / f'{name}.jsonl').open('a') as file:
-      file.write(f'{{"_id": "{id_}", "text": "words"}}\n')
-  with (beir / 'qrels/train.tsv').open('a') as file:
-    file.write('q1\te\u0301\t1\nu\u0308\td1\t1\n')
-  data, _ = read(beir)
-  for what in ('passages', 'queries'):
-    assert data.report.counts[sources.OTHER_FORM.format(what)] == 1
-
-
 def test_empty_texts(beir):
   passages = [('d1', ' ', ''), ('d2', '', 'dogs'), ('d3', '', 'fish')]
   jsonl(
