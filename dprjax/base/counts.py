@@ -38,11 +38,9 @@ class ReadReport:
     self.examples: dict[str, list[str]] = {}
 
   def count(self, what: str, example: str | None = None) -> None:
-    """Counts one item."""
     self.add(what, 1, () if example is None else (example,))
 
   def add(self, what: str, number: int, examples: Sequence[str] = ()) -> None:
-    """Counts several items."""
     self.counts[what] += number
     if examples:
       shown = self.examples.setdefault(what, [])

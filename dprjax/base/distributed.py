@@ -164,14 +164,12 @@ def leave(error: BaseException, trace: bool = False) -> None:
 
 
 def _client() -> Any:
-  """The key-value store of the coordinator."""
   client = internals.global_state.client
   assert client is not None
   return client
 
 
 def barrier(name: str) -> None:
-  """Waits for every process."""
   if _joined:
     _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 

@@ -50,7 +50,6 @@ def sameness(text: str) -> bytes:
 
 
 def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, ' n']:
-  """Keys of ids."""
   encoded = [id_.encode('utf-8', 'surrogatepass') for id_ in ids]
   ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
   return keys_at(np.frombuffer(b''.join(encoded), np.uint8), ends[:-1], ends[1:])

@@ -41,7 +41,6 @@ class Ranking(NamedTuple):
   scores: Float64[np.ndarray, ' n']
 
   def top(self, k: int) -> 'Ranking':
-    """The k best."""
     return Ranking(self.ids[:k], self.scores[:k])
 
   def without(self, id_: str) -> 'Ranking':

@@ -38,8 +38,6 @@ class Reference(NamedTuple):
 
 
 class Upload(NamedTuple):
-  """A file that goes into a repository."""
-
   name: str
   bytes: int
   sha256: str

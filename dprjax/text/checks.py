@@ -89,7 +89,6 @@ def _of_split(dataset: sources.Dataset) -> list[Finding]:
 
 
 def _of_passages(several: Sequence[sources.Dataset]) -> list[Finding]:
-  """Findings about the passages that these splits share."""
   dataset = several[0]
   unknown = {
     id_: query

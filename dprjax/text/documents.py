@@ -66,7 +66,6 @@ def read_passages(path: files.PathLike, name: str) -> Iterator[Passage]:
 
 
 def read_paragraphs(path: files.PathLike) -> Iterator[Paragraph]:
-  """The paragraphs of a document."""
   match records.ending_of(path):
     case 'txt':
       for paragraph in paragraphs(reading.read_lines(path, 'document')):

@@ -20,8 +20,8 @@ from etils import epath
 from dprjax.base import files, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.text.columns import split_rows
 from dprjax.text.fields import UniqueIds, check_id
+from dprjax.text.records import split_rows
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""

@@ -62,7 +62,6 @@ def write(dataset: Dataset, split: Split, folder: files.PathLike) -> tuple[int, 
 
 
 def document_of(passage_id: str) -> str:
-  """``PATH`` of ``PATH#n``."""
   path, mark, number = passage_id.rpartition('#')
   return path if mark and number.isdecimal() else passage_id
 

@@ -33,15 +33,12 @@ Passage = Text
 
 
 class PassageRecord(NamedTuple):
-  """A passage as in its file."""
-
   id: str
   title: str
   text: str
 
   @property
   def joined(self) -> str:
-    """The text to encode."""
     return f'{self.title} {self.text}'.strip()
 
 
@@ -63,7 +60,6 @@ class Entry(NamedTuple):
 
   @property
   def categories(self) -> tuple[str, ...]:
-    """The categories of a passage."""
     return labels(self.values.get('categories'), f'{self.where}: categories')
 
 
@@ -210,7 +206,6 @@ class Texts:
 
 
 def _cut(one: inputs.Input) -> Iterator[Entry]:
-  """The passages of a document."""
   from dprjax.text import documents  # imports slow modules
 
   for number, found in enumerate(documents.read_passages(one.path, one.name)):

@@ -50,7 +50,6 @@ class PairFormat(NamedTuple):
 
   @property
   def specials(self) -> int:
-    """The number of special tokens."""
     return len(self.opening) + len(self.middle) + len(self.closing)
 
 

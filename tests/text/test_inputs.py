@@ -176,7 +176,7 @@ def test_inputs_that_are_not_there(tmp_path):
 
 
 def test_many_ids_are_compared_by_digests(tmp_path, monkeypatch):
-  monkeypatch.setattr(fields, '_AT_ONCE', 8)
+  monkeypatch.setattr(fields.ManyIds, '_AT_ONCE', 8)
   rows = [{'_id': f'd{i}', 'text': 'x'} for i in range(100)]
   for name, some in (('a', rows[:60]), ('b', rows[60:])):
     write(tmp_path / f'{name}.jsonl', some)
