@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from dprjax.base import compiled
+from dprjax.base import machine
 from dprjax.models import artifact, hub
 from dprjax.serving.engine import Engine
 from dprjax.serving.options import ServerOptions
@@ -59,7 +59,7 @@ def main() -> None:
   parser.add_argument('--prompts', type=int, default=100_000)
   parser.add_argument('--resident', type=int, default=1000)
   args = parser.parse_args()
-  compiled.keep()
+  machine.keep_programs()
   folder = pathlib.Path(tempfile.mkdtemp()) / 'prompts'
   try:
     backbone = hub.load_backbone(args.backbone, on_disk=True)

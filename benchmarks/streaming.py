@@ -83,8 +83,8 @@ def child(path: str, out: str) -> None:
   from dprjax.text.texts import Texts
 
   before, began = memory('VmRSS'), time.monotonic()
-  with Texts(path, 'passage').kept() as texts:
-    folders.fill_folder(Stub(), 'passage', texts, out, source=path)  # type: ignore[arg-type]
+  texts = Texts(path, 'passage')
+  folders.fill_folder(Stub(), 'passage', texts, out, source=path)  # type: ignore[arg-type]
   numbers = (before, memory('VmHWM'), time.monotonic() - began, time.process_time())
   print(json.dumps(numbers), flush=True)
 

@@ -19,7 +19,7 @@ import tomotopy
 
 import options
 import record
-from dprjax.base.draws import draw
+from dprjax.base.hashes import draw
 from dprjax.papers.topic_dpr import topic_models
 from dprjax.papers.topic_dpr.paper_records import read_papers
 

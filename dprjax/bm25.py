@@ -67,7 +67,6 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
     report_ids(
       f'{args.qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {args.queries}',
       unknown,
-      known=texts,
     )
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
     if not texts:

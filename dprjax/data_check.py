@@ -2,8 +2,8 @@
 
     dprjax data check mytext
 
-For each split and for the passages: counts, lengths, copies, queries without positives, judgements
-of unknown passages, and texts that --backbone will cut. For each pair of splits: common queries and
+For each split and for the passages: counts, lengths, copies, queries without positives, and
+judgements of unknown passages. For each pair of splits: common queries and
 answers. Each with three samples. DATA is a value of --config.data.dir, except hf:.
 """
 
@@ -19,7 +19,6 @@ class Flags:
   data: str = flags.data()
   columns: str = flags.data_columns()
   split: tuple[str, ...] = flag('splits to check (default: all); may be repeated', ())
-  backbone: str | None = flags.backbone(None, ' for token lengths')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,18 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: Flags) -> None:
   with cli.loading():
     from dprjax.text import checks
-  limits = None
-  if args.backbone is not None:
-    with cli.loading():
-      from dprjax.models import hub
-      from dprjax.text import tokenizing
-      from dprjax.text.vector_spec import SIDES
-    folder = hub.package_path(args.backbone)
-    spec = hub.load_spec(folder)
-    tokenizer = tokenizing.load_tokenizer(folder)
-    limits = checks.Limits(tokenizer, {side: spec.max_length(side) for side in SIDES})
   splits = args.split or checks.splits_of(args.data)
-  for title, findings in checks.check(args.data, splits, args.columns, limits):
+  for title, findings in checks.check(args.data, splits, args.columns):
     print(title)
     for finding in findings:
       print(f'  {finding}')

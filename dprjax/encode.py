@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dprjax.base import cli, compiled, flags, outputs
+from dprjax.base import cli, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import codes, manifest
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   # Before loading the backbone, which takes long.
-  inputs_of.find(args.input, args.side)
+  inputs_of.check_again([args.input], args.side, '--input')
   if args.qrels and args.side != 'query':
     raise InputError('--qrels selects queries: it needs --side=query')
   if args.precision in codes.LEVELS and args.side == 'query':
@@ -122,7 +122,7 @@ def _command(args: Flags) -> None:
 
 
 def _encode(args: Flags) -> None:
-  compiled.keep()
+  machine.keep_programs()
   with cli.loading():
     from dprjax.encoding import embedder, folders
     from dprjax.encoding.text_encoder import Encoder
@@ -147,23 +147,22 @@ def _encode(args: Flags) -> None:
     from dprjax.text.qrels import read_qrels
 
     judged = read_qrels(args.qrels)
-  with Texts(args.input, args.side, judged, columns=args.column).kept() as every:
-    texts: Iterable[Text] = every
-    if judged is not None and not any(True for _ in texts):
-      raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
-    if args.part is not None:
-      texts = _part_of(texts, args.part, args.input)
-    folders.fill_folder(
-      encoder,
-      args.side,
-      texts,
-      args.out,
-      source=args.input,
-      dtype=args.precision,
-      shard_rows=args.shard_rows,
-      topic=_topic_of(encoder, args, texts),
-      calibrate=args.calibrate,
-    )
+  texts: Iterable[Text] = Texts(args.input, args.side, judged, columns=args.column)
+  if judged is not None and not any(True for _ in texts):
+    raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
+  if args.part is not None:
+    texts = _part_of(texts, args.part, args.input)
+  folders.fill_folder(
+    encoder,
+    args.side,
+    texts,
+    args.out,
+    source=args.input,
+    dtype=args.precision,
+    shard_rows=args.shard_rows,
+    topic=_topic_of(encoder, args, texts),
+    calibrate=args.calibrate,
+  )
 
 
 class _Slice:

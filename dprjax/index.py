@@ -10,8 +10,7 @@ another backbone or prompt are refused. After an interruption, the same command 
 stopped. Engines are milvus, qdrant and pgvector (docs/engines.md). dprjax.search --uri searches the
 collection.
 
---upsert also takes a retriever, with its texts. If it has BM25, the engine searches by BM25, too
-(`search --uri --retriever`); every later --upsert then needs such a retriever.
+--upsert also takes a retriever: its vectors, with its texts. The engine searches by vectors only.
 
 --texts stores the title, text and other fields of each passage with its vector, for programs that
 read the collection and for `search --where`.
@@ -26,7 +25,7 @@ from typing import Any
 from etils import epath
 
 from dprjax import engines
-from dprjax.base import cli, compiled, flags, outputs
+from dprjax.base import cli, flags, machine, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
@@ -34,8 +33,7 @@ from dprjax.base.progress import Progress
 from dprjax.encoding import embeddings
 from dprjax.engines import engine as places
 from dprjax.engines import storing
-from dprjax.retrieval import bm25_index
-from dprjax.text import texts
+from dprjax.text import inputs, texts
 from dprjax.text.fields import read_ids, report_ids
 
 logger = logging.getLogger('dprjax')
@@ -87,7 +85,7 @@ def _command(args: Flags) -> None:
       stack.enter_context(_claimed(args, address))
     if args.upsert:
       # Before a folder is made.
-      vectors, texts, settings = _parts(args.upsert, args.texts)
+      vectors, texts = _parts(args.upsert, args.texts)
       corpus = embeddings.load_embeddings(vectors)
       corpus.check_side('passage', '--upsert')
       places.check_index_type(address, args.index_type)
@@ -98,7 +96,7 @@ def _command(args: Flags) -> None:
       contextlib.closing(engines.connect(address, new=bool(args.upsert)))
     )
     if args.upsert:
-      storing.upsert(engine, args.collection, corpus, args.index_type, texts, settings, args.column)
+      storing.upsert(engine, args.collection, corpus, args.index_type, texts, args.column)
       return
     collection = engines.open_collection(
       engine, args.collection
@@ -122,29 +120,25 @@ def _fill(retriever: str, args: Flags) -> None:
   if args.input is None:
     raise InputError('--retriever needs --input, the passages')
   columns = texts.columns_of('passage', args.column)
-  compiled.keep()
+  machine.keep_programs()
   with cli.loading():
     from dprjax.retrieval import folder
-  with (
-    folder.claim_index(retriever, flags.paths(args, 'input')) as index,
-    texts.Texts(args.input, 'passage', columns=columns).kept() as passages,
-  ):
+  inputs.check_again([args.input], 'passage', '--input')
+  passages = texts.Texts(args.input, 'passage', columns=columns)
+  with folder.claim_index(retriever, flags.paths(args, 'input')) as index:
     parts, encoder = folder.load_encoder(retriever)
     folder.fill(index, encoder, passages, args.input, parts.fusion)
 
 
-def _parts(upsert: str, texts: str | None) -> tuple[str, str | None, dict[str, Any] | None]:
-  """The folder of embeddings, the file of texts and the settings of BM25."""
+def _parts(upsert: str, texts: str | None) -> tuple[str, str | None]:
+  """The folder of embeddings, and the file of texts."""
   if not (epath.Path(upsert) / 'retriever.json').exists():
-    return upsert, texts, None
+    return upsert, texts
   with cli.loading():  # imports JAX
     from dprjax.retrieval import folder
 
   folder.check_index(upsert, '--upsert')
-  how, settings = folder.read(upsert).fusion, None
-  if how is not None:
-    settings = dict(how.bm25 or bm25_index.SETTINGS)
-  return str(folder.vectors_of(upsert)), texts or str(folder.passages_of(upsert)), settings
+  return str(folder.vectors_of(upsert)), texts or str(folder.passages_of(upsert))
 
 
 def _claimed(args: Flags, address: places.Address) -> contextlib.AbstractContextManager[Any]:

@@ -124,10 +124,10 @@ def _mine(args: Flags, retrievers: dict[str, str]) -> None:
   score = None
   if args.reranker:
     # Takes seconds to load.
-    from dprjax.base import compiled
+    from dprjax.base import machine
     from dprjax.retrieval import reranker
 
-    compiled.keep()
+    machine.keep_programs()
     # Compares the sigmoid of a logit with the threshold.
     kind = {'score': 'logit'} if args.reranker_prompt else {}
     score = reranker.load(

@@ -5,9 +5,8 @@
 
 It needs no data, weights or accelerator, only the compiler of the target: `pip install
 'dprjax[plan]'` for TPUs, `'dprjax[plan-cuda]'` for GPUs. It compiles the training update and the
-encoder forward pass for each padded length. A table shows whether they fit, their FLOPs, memory
-traffic and communication. If the update does not fit, the plan searches flags that make it fit.
-Compiling a large encoder takes minutes a program.
+encoder forward pass for each padded length. A table shows whether they fit. If the update does not,
+the plan searches flags that make it fit. Compiling a large encoder takes minutes a program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with a number (h100:8,
 a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
@@ -51,7 +50,7 @@ def plan(
   """
   with cli.loading():
     from dprjax.encoding import embedder
-    from dprjax.planning import backbones, fitting, programs, tables
+    from dprjax.planning import backbones, compiling, programs, tables
   config = programs.read_config(arguments, target.platform)
   batch = programs.batch_of(config, backbones.shape_of(config))
 
@@ -67,9 +66,9 @@ def plan(
   found = {'update': update(())}
   title = 'update' if found['update'].fits else ''
   flags: tuple[str, ...] = ()
-  fit = fitting.Fit((), None)
+  fit = compiling.Fit((), None)
   if not title and find and found['update'].fits is not None:
-    fit = fitting.fit(config, target.devices, found['update'], update)
+    fit = compiling.fit(config, target.devices, found['update'], update)
   if fit.program is not None and fit.flags:
     title, flags = 'update that fits', fit.flags
     found[title] = fit.program

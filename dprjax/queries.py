@@ -20,11 +20,11 @@ import os
 from collections.abc import Sequence
 
 from dprjax.base import cli, files, flags, outputs, provenance
+from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.generation import endpoint, filters, making, prompts
 from dprjax.text.qrels import read_qrels, write_qrels
-from dprjax.text.read_report import ReadReport
 
 logger = logging.getLogger('dprjax')
 

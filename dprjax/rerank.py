@@ -15,7 +15,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from dprjax.base import cli, compiled, files, flags, outputs
+from dprjax.base import cli, files, flags, machine, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
@@ -72,7 +72,7 @@ def _command(args: Flags) -> None:
     from dprjax.retrieval import reranker as rerankers
     from dprjax.retrieval import rescoring
   prompt = args.prompt and files.existing(artifact.locate(args.prompt), 'prompt')
-  compiled.keep()
+  machine.keep_programs()
   reranker = rerankers.load(
     args.backbone,
     prompt,

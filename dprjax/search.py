@@ -23,7 +23,7 @@ An engine searches passages that dprjax.index stored:
     python -m dprjax.search --uri=milvus:index.db --retriever=mine --queries=queries.jsonl \\
         --out=run.trec
 
-A retriever with BM25 fuses both rankings, also in an engine. dprjax.fuse fuses other runs.
+A retriever with BM25 fuses both rankings; an engine searches by vectors. dprjax.fuse fuses runs.
 
 --dimensions=128 compares only the first 128 numbers of vectors. --rescore=DIR orders the best
 passages by vectors of the same passages in another folder, which stay on disk.
@@ -35,7 +35,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dprjax.base import cli, compiled, files, flags, outputs
+from dprjax.base import cli, files, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.retrieval import scann, searching
@@ -54,10 +54,10 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _condition(text: str) -> Any:
-  from dprjax.engines import conditions
+  from dprjax.engines.engine import parse_condition
 
   try:
-    return conditions.parse(text)
+    return parse_condition(text)
   except InputError as error:
     raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -155,7 +155,7 @@ def _folders(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _search(args: Flags, process: int, processes: int) -> None:
-  compiled.keep()
+  machine.keep_programs()
   if args.engine.uri is None:
     flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
   if args.engine.uri is not None:

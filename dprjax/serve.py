@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from dprjax.base import cli, compiled, flags
+from dprjax.base import cli, flags, machine
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag, switch
@@ -131,7 +131,7 @@ def _make_app(args: Flags) -> Any:
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
   tracing.set_lines(args.watch.log)
-  compiled.keep()
+  machine.keep_programs()
   network, batches = args.network, args.batches
   allowed = keys.Keys(network.keys) if network.keys else None
   for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):

@@ -30,7 +30,7 @@ import numpy as np
 import optax
 
 import trials
-from dprjax.base import compiled, files
+from dprjax.base import files, machine
 from dprjax.models import encoder, head_specs, heads, hub
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.papers.condenser import losses, masking, segments, views
@@ -54,7 +54,7 @@ def main():
   parser.add_argument('--out', type=pathlib.Path, required=True)
   parser.add_argument('--updates', type=int, default=400)
   args = parser.parse_args()
-  compiled.keep()
+  machine.keep_programs()
   args.out.mkdir(parents=True, exist_ok=True)
   backbone = hub.load_backbone(BACKBONE)
   tokenizer = tokenizing.load_tokenizer(backbone.path)

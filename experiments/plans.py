@@ -10,7 +10,7 @@ at any time and continues there. All programs take hours; an update of a large e
 minutes. After a change of a model, a method, jax or a compiler, remove the lines that should be
 compiled again.
 
-The second command prints the plans that match, from the file: memory, FLOPs, bytes and collectives
+The second command prints the plans that match, from the file: memory
 of the update and of the encoder.
 """
 
@@ -208,7 +208,7 @@ def embedder_cell(made):
   """Memory of an embedding model on a machine."""
   if made is None:
     return MISSING
-  if 'xla' not in made.answer:
+  if 'memory' not in made.answer:
     return 'unknown' if made.fits is None else tables.fits(made)
   return f'{made.needs / targets.GIB:.1f}'
 
@@ -376,7 +376,7 @@ def page(plans, made, versions):
     '',
     "    python experiments/plans.py --show='dptdr.py:msmarco roberta-large v5e:2x4'",
     '',
-    'prints the plans that match: memory, FLOPs, bytes and collectives.',
+    'prints the plans that match.',
     '',
     '`make plans` compiles missing programs into `experiments/plans.jsonl` and writes this page.',
     f'Compilers: {versions}.',

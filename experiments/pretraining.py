@@ -57,12 +57,12 @@ import systems
 import trials
 from dprjax import Retriever
 from dprjax.base import files, mesh
+from dprjax.base.counts import ReadReport
 from dprjax.models import hub
 from dprjax.papers.condenser import segments, views
 from dprjax.papers.condenser.document_files import read_documents
 from dprjax.retrieval import figures
-from dprjax.text import tokenizing
-from dprjax.text.read_report import ReadReport
+from dprjax.text import tokenizing, vocabularies
 from dprjax.training import exporting
 from lab import inspection, measures, mediawiki, sections, sts
 from lab.similarity import spearman_values
@@ -303,7 +303,7 @@ class Experiment(systems.Runs):
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
       found = (one.text for one in read_documents(self.corpus, ReadReport()))
-      tokenizing.train_wordpiece(found, self.args.vocab_size, vocabulary)
+      vocabularies.train_wordpiece(found, self.args.vocab_size, vocabulary)
     if not folder.exists():
       size = tokenizing.load_tokenizer(vocabulary).vocab_size
       shape = hub.scratch_config(self.args.size, size)

@@ -69,7 +69,7 @@ import small_tables
 import small_training
 import systems
 import trials
-from dprjax.base import draws, mesh, tree
+from dprjax.base import hashes, mesh, tree
 from dprjax.base.ranking import places
 from dprjax.encoding.embedder import Embedder, place
 from dprjax.models import hub
@@ -159,7 +159,7 @@ class Set:
 
   def folds(self, count, seed):
     """Rows of training queries that are held out in turn."""
-    order = sorted(range(count), key=lambda row: draws.draw(self.names[row], seed, 'small'))
+    order = sorted(range(count), key=lambda row: hashes.draw(self.names[row], seed, 'small'))
     parts = 3 if count < 500 else 5
     return [np.sort(np.array(order[part::parts])) for part in range(parts)]
 

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import scipy.stats
 
-from dprjax.base import compiled, errors, files
+from dprjax.base import errors, files, machine
 from dprjax.base.errors import InputError
 from dprjax.training import checkpoint
 
@@ -57,7 +57,7 @@ def begin(parser, parts):
   logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%H:%M:%S', force=True)
   logging.getLogger('dprjax').setLevel(logging.INFO)
   logging.getLogger('absl').setLevel(logging.ERROR)
-  compiled.keep()
+  machine.keep_programs()
   sys.excepthook = _end
   return args
 

@@ -1,6 +1,6 @@
 """Small data sets."""
 
-from dprjax.text import beir
+from dprjax.text.qrels import write_dataset
 
 
 def write(folder, corpus, queries, **judged):
@@ -12,5 +12,5 @@ def write(folder, corpus, queries, **judged):
     split: {query: dict.fromkeys(found, 1) for query, found in relevant.items()}
     for split, relevant in judged.items()
   }
-  beir.write(folder, passages, asked, qrels)
+  write_dataset(folder, passages, asked, qrels)
   return folder

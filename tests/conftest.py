@@ -218,14 +218,14 @@ def make_cross_encoder(tmp_path_factory):
   from dprjax.models import classifier, encoder, hub
   from dprjax.models.encoder_config import EncoderConfig
   from dprjax.models.head_specs import Head
-  from dprjax.text import tokenizing
+  from dprjax.text import vocabularies
 
   made = {}
 
   def make(labels=1):
     if labels not in made:
       folder = tmp_path_factory.mktemp('cross_encoder')
-      tokenizer = tokenizing.train_wordpiece(
+      tokenizer = vocabularies.train_wordpiece(
         [
           'json decodes a string into objects',
           'an http server sends a message',
@@ -280,7 +280,7 @@ def templates(tmp_path_factory):
   ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
   """
   from dprjax.models import artifact, head_specs, hub
-  from dprjax.text import tokenizing
+  from dprjax.text import vocabularies
   from dprjax.text.vector_spec import SIDES
 
   nir = pytest.importorskip('tests.papers.nir_prompt.nir')  # without this paper they skip
@@ -288,7 +288,7 @@ def templates(tmp_path_factory):
 
   folder = tmp_path_factory.mktemp('templates')
   sentences = [f'{word} {other}.' for word in WORDS for other in WORDS]
-  tokenizer = tokenizing.train_wordpiece(sentences, 200, folder / 'tokenizer')
+  tokenizer = vocabularies.train_wordpiece(sentences, 200, folder / 'tokenizer')
   model = nir.shape_of(tokenizer)
   parts = nir.make_parts(model)
   hub.save_backbone(

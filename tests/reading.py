@@ -12,7 +12,7 @@ import pandas as pd
 
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec
 from dprjax.training import config as configs
 from tests import starts
@@ -179,7 +179,7 @@ def write_inputs(folder, backbone, cross_encoder):
 def write_backbone(folder):
   """A package with a random sentence encoder: all-MiniLM-L6-v2 with 2 layers of 64 values."""
   said = [*QUERIES.values(), *(said for _, said in PASSAGES.values()), 'yes no match'] * 2
-  tokenizer = tokenizing.train_wordpiece(said, 400, folder / 'tokenizer')
+  tokenizer = vocabularies.train_wordpiece(said, 400, folder / 'tokenizer')
   config = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 96, max_positions=128)
   params = starts.draw_params(config, np.random.default_rng(0), 0.2)
   package = folder / PACKAGE

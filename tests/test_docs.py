@@ -115,7 +115,9 @@ def test_the_reference_names_every_command_and_every_public_name():
   for name in named:
     module, _, what = name.rpartition('.')
     if name not in pages.MODULES.values():
-      tree = ast.parse((PACKAGE / f'{module.replace(".", "/")}.py').read_bytes())
+      path = PACKAGE / module.replace('.', '/')
+      source = path / '__init__.py' if path.is_dir() else path.with_suffix('.py')
+      tree = ast.parse(source.read_bytes())
       assert what in {getattr(node, 'name', '') for node in tree.body}, name
 
 

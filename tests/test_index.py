@@ -1,6 +1,5 @@
 """dprjax.index and dprjax.search --uri, on a real milvus-lite: in this process, and as a server."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -21,7 +20,7 @@ from dprjax.base.errors import InputError
 from dprjax.encoding import codes
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.engines import storing
-from dprjax.retrieval import exact, fusion
+from dprjax.retrieval import exact
 from dprjax.text.trec import read_run
 from tests.engines import test_collection
 from tests.refusals import command_refused, named_in
@@ -53,53 +52,28 @@ def expected(queries, vectors, ids, k):
   return [[ids[row] for row in rows] for rows in exact.search(queries, vectors, k).rows]
 
 
-@pytest.fixture
-def fused(trained, prompt, tmp_path):
-  """A retriever with BM25 and an index, in the folder mine; and its queries, in a file."""
-  texts = {id_: f'Words{row % 7} and cats{row % 3} {"json " * row}' for row, id_ in enumerate(IDS)}
-  queries = {'q0': 'words3', 'q1': 'the', 'q2': 'Cats1 jsons', 'q3': 'cats2 words5'}
-  lines = [json.dumps({'_id': id_, 'text': text}) for id_, text in queries.items()]
-  (tmp_path / 'queries.jsonl').write_text('\n'.join(lines))
-  how = fusion.Fusion(weights={'bm25': 1, 'dense': 2}, method='zscore', depth=50)
-  found = Retriever.load(trained / 'backbone', prompt, hybrid=how)
-  found.index(texts)
-  found.save(tmp_path / 'mine')
-  return found, queries
-
-
-def run_of(results):
-  return {
-    query.id: [hit.id for hit in hits] for query, hits in zip(results.queries, results, strict=True)
-  }
-
-
 @pytest.mark.slow
-def test_an_engine_takes_a_retriever_with_bm25(folder, fused, command):
-  """The engine ranks by words and vectors as the retriever does itself."""
-  retriever, queries = fused
-  made = ['--uri=milvus:index.db', '--upsert=mine']
-  assert command(index, *made)[0] == 0
+def test_an_engine_takes_a_retriever(folder, trained, prompt, command):
+  """Its vectors and texts; the engine finds what the retriever finds without BM25."""
+  texts = {id_: f'Words{row % 7} and cats{row % 3} {"json " * row}' for row, id_ in enumerate(IDS)}
+  queries = {'q0': 'words3', 'q2': 'Cats1 jsons', 'q3': 'cats2 words5'}
+  lines = [json.dumps({'_id': id_, 'text': text}) for id_, text in queries.items()]
+  (folder / 'queries.jsonl').write_text('\n'.join(lines))
+  found = Retriever.load(trained / 'backbone', prompt)
+  found.index(texts)
+  found.save('mine')
+  assert command(index, '--uri=milvus:index.db', '--upsert=mine')[0] == 0
   asked = ['--uri=milvus:index.db', '--retriever=mine', '--queries=queries.jsonl', '--k=9']
-  status, said = command(search, *asked, '--out=run.trec')
-  assert status == 0, said
-  report = json.loads((folder / 'run.trec.json').read_text())
-  assert report['index'] == 'milvus' and report['weights'] == {'bm25': 1, 'dense': 2}
-  assert documents() == run_of(retriever.search(queries, k=9))
-  dropped = ['--drop_same_id=true', '--out=run.trec']
-  assert command(search, *asked, *dropped)[0] == 0
-  assert documents() == run_of(retriever.search(queries, k=9, drop_same_id=True))
+  for dropped in (False, True):
+    words = [f'--drop_same_id={str(dropped).lower()}', '--out=run.trec']
+    status, said = command(search, *asked, *words)
+    assert status == 0, said
+    expected = found.search(queries, k=9, drop_same_id=dropped)
+    assert documents() == {
+      query.id: [hit.id for hit in hits]
+      for query, hits in zip(expected.queries, expected, strict=True)
+    }
   assert 'q3' not in documents()['q3']
-  other = dataclasses.replace(retriever._fusion, bm25={'k1': 3.0, 'b': 0.75, 'language': 'english'})
-  fusion.write('mine/fusion.json', other)
-  command_refused(command(search, *asked, '--out=run.trec'), 'k1=3.0', 'k1=1.5')
-  command_refused(command(index, *made), 'k1=3.0')
-  os.remove('mine/fusion.json')
-  assert command(index, *made, '--collection=bare')[0] == 0
-  assert command(search, *asked, '--collection=bare', '--out=run.trec')[0] == 0
-  bare = Retriever.load('mine')
-  assert documents() == run_of(bare.search(queries, k=9))
-  fusion.write('mine/fusion.json', retriever._fusion)
-  command_refused(command(search, *asked, '--collection=bare', '--out=run.trec'), 'bare')
 
 
 @pytest.mark.slow

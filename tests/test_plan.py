@@ -27,12 +27,6 @@ def answer(needs, **more):
       'output': 10**6,
       'alias': 10**6,
     },
-    'xla': {
-      'flops': 1e12,
-      'bytes': 819e9,
-      'collectives': [{'kind': 'all-gather', 'times': 1, 'bytes': 5 * 10**6}],
-      'gathered': [5 * 10**6],
-    },
   } | more
 
 
@@ -61,10 +55,6 @@ def test_a_plan_says_what_fits():
   cells = {row: dict(zip(columns[1:], values, strict=True)) for row, *values in rows}
   assert cells['fits']['update'] == 'no, 4.25 GiB over 15.75'
   assert cells['fits']['update that fits'] == 'yes, 12.00 of 15.75 GiB'
-  assert cells['all-gather: times, MB']['update that fits'] == '1, 5'
-  assert cells['memory by XLA, GB'] == {'update': '', 'update that fits': '819'} | {
-    f'encode 64 x {length}': '819' for length in (16, 32)
-  }
   assert found.flags == ('--config.grad_cache=2',)
   assert any(line == 'It fits with --config.grad_cache=2' for line in tables.note(found))
   text = plan.report(found)
@@ -98,7 +88,7 @@ def test_this_machine_is_a_target(tmp_path, capsys):
   """The compiler of the processor, the real command, and a program that is kept."""
   plan.main([CONFIG, '--target=cpu:2', '--forward=false', f'--out={tmp_path / "plan.md"}'])
   text = (tmp_path / 'plan.md').read_text()
-  assert '| fits | yes' in text and text.count('| products by XLA') == 1
+  assert '| fits | yes' in text and text.count('| peak') == 1
   assert 'cpu:2: 2 of this processor' in capsys.readouterr().out
 
 

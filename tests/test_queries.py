@@ -13,11 +13,11 @@ import pytest
 
 import generation
 from dprjax import queries
-from dprjax.generation import endpoint, passages, prompts
+from dprjax.base.counts import ReadReport
+from dprjax.generation import endpoint, making, prompts
 from dprjax.generation.prompts import Request
 from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
-from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import PassageRecord
 from tests.refusals import command_refused, refused
 
@@ -95,11 +95,11 @@ def test_a_sample_is_the_same_of_a_seed_and_leaves_out_short_passages():
   rows = [PassageRecord(row['_id'], row['title'], row['text']) for row in ROWS]
   report = ReadReport()
   [short, first, other] = (
-    passages.sample([PassageRecord('short', '', 'two words'), *rows], 4, seed, report)
+    making.sample_passages([PassageRecord('short', '', 'two words'), *rows], 4, seed, report)
     for seed in (0, 0, 1)
   )
   assert short == first != other and len(other) == 4
-  everything = passages.sample(rows[::-1], 99, 0, ReadReport())
+  everything = making.sample_passages(rows[::-1], 99, 0, ReadReport())
   assert everything[:4] == first and sorted(everything) == sorted(rows)
   assert report.counts['passages below 8 words: not asked about'] == 3
 

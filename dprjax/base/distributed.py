@@ -15,9 +15,7 @@ import itertools
 import json
 import logging
 import os
-import socket
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -86,8 +84,6 @@ def start(job: Job) -> bool:
   )
   late.daemon = True
   try:
-    if given:
-      _check_coordinator(place['coordinator_address'], place['process_id'], job.join_timeout)
     late.start()
     jax.distributed.initialize(
       **place,
@@ -154,26 +150,6 @@ def _from_surroundings() -> dict[str, Any] | None:
   return None
 
 
-def _check_coordinator(address: str, process: int, timeout: float) -> None:
-  """Raises OSError if process 0 cannot listen, or others cannot reach it in ``timeout`` s."""
-  host, _, port = address.rpartition(':')
-  if process == 0:
-    # jax listens on all addresses of this host.
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-      probe.bind(('', int(port)))
-    return
-  deadline = time.monotonic() + timeout
-  while True:
-    try:
-      with socket.create_connection((host.strip('[]'), int(port)), timeout=5.0):
-        return
-    except OSError:
-      if time.monotonic() > deadline:
-        raise
-    time.sleep(0.2)
-
-
 def leave(error: BaseException, trace: bool = False) -> None:
   """Ends this process, and so the job, because of ``error``; does nothing without a job.
 
@@ -188,14 +164,12 @@ def leave(error: BaseException, trace: bool = False) -> None:
 
 
 def _client() -> Any:
-  """The key-value store of the coordinator."""
   client = internals.global_state.client
   assert client is not None
   return client
 
 
 def barrier(name: str) -> None:
-  """Waits for every process."""
   if _joined:
     _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 

@@ -218,8 +218,6 @@ def job() -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectionFlags:
-  """A collection of an engine."""
-
   uri: str | None = flag(
     'ENGINE:FOLDER or ENGINE:ADDRESS, such as milvus:index.db, qdrant:http://host:6333 or '
     'pgvector:postgresql://host/database; a secret goes into ENGINE_TOKEN in the environment',
@@ -233,7 +231,6 @@ class CollectionFlags:
 
 
 def boolean(text: str) -> bool:
-  """``true`` or ``false``."""
   if text.lower() not in ('true', 'false'):
     raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
   return text.lower() == 'true'
@@ -269,7 +266,6 @@ def number(most: float) -> Callable[[str], float]:
 
 
 def named(text: str) -> tuple[str, str]:
-  """``NAME=VALUE``."""
   name, equals, value = text.partition('=')
   if not (name and equals and value):
     raise argparse.ArgumentTypeError(f'expected NAME=VALUE, not {text!r}')
@@ -417,7 +413,6 @@ def _add(parser: argparse._ActionsContainer, kind: Any) -> None:
 
 
 def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:
-  """Keywords of ``add_argument``."""
   help = how.help.replace('%', '%%')
   if how.switch:
     return {'action': 'store_true', 'help': help}

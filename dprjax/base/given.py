@@ -13,7 +13,6 @@ INDEX = '__index_level_0__'  # as Arrow calls the index of pandas
 
 
 def texts(given: Any, what: str = 'texts') -> list[str]:
-  """The texts in order."""
   return [check_text(value, number, what) for number, value in enumerate(values(given, what))]
 
 

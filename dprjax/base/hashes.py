@@ -1,10 +1,11 @@
-"""Hashes of ids and texts: 64-bit keys, and digests that find copies.
+"""Hashes of ids and texts: 64-bit keys, digests that find copies, and draws by a seed.
 
 A key hashes the UTF-8 bytes of an id. Ids of up to 8 bytes never collide; longer ones do with
 probability n^2 / 2^65: two in a million for the 8.8 million passages of MS MARCO.
 """
 
 import array
+import hashlib
 import unicodedata
 from collections.abc import Sequence
 
@@ -49,7 +50,6 @@ def sameness(text: str) -> bytes:
 
 
 def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, ' n']:
-  """Keys of ids."""
   encoded = [id_.encode('utf-8', 'surrogatepass') for id_ in ids]
   ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
   return keys_at(np.frombuffer(b''.join(encoded), np.uint8), ends[:-1], ends[1:])
@@ -88,3 +88,18 @@ def positions(
     return np.full(len(wanted), -1, np.int64)
   places = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
   return np.where(values[places] == wanted, places, -1)
+
+
+def draw(id_: str, seed: int, choice: str) -> bytes:
+  """32 random bytes that depend only on the id, the seed and the name of the choice.
+
+  Args:
+    choice: names the choice and keeps it independent of others; '' is the split of
+      ``dprjax.papers``.
+  """
+  return hashlib.sha256(f'{choice}{seed}:{id_}'.encode()).digest()
+
+
+def fraction(id_: str, seed: int, choice: str) -> float:
+  """`draw` as a number in [0, 1)."""
+  return int.from_bytes(draw(id_, seed, choice)[:7]) / 2**56

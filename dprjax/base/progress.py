@@ -100,7 +100,6 @@ class Progress:
     self(0)
 
   def update(self, count: int) -> None:
-    """Counts without logging."""
     self._done = self._before + count
     if self._first is None:
       self._first, self._began = self._done, time.monotonic()

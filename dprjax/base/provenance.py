@@ -49,7 +49,6 @@ def write(folder: epath.Path, name: str, **about: Any) -> None:
 
 
 def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
-  """The record of `write`, or None."""
   path = folder / name
   if not path.exists():
     return None

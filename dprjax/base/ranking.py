@@ -5,9 +5,10 @@ Like these, scores compare as float32 and ids as UTF-8 bytes: d9 comes before d1
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 
 
 def places(ids: Sequence[str] | Sequence[bytes]) -> Int[np.ndarray, ' n']:
@@ -26,6 +27,32 @@ def order(
   """Sorts rows by query, best first; ``ids`` are their `places`."""
   with np.errstate(over='ignore'):
     return np.lexsort((-ids, -scores.astype(np.float32), queries))
+
+
+class Ranking(NamedTuple):
+  """The documents of one query, in this order.
+
+  Attributes:
+    ids: unique.
+    scores: falling as float32.
+  """
+
+  ids: list[str]
+  scores: Float64[np.ndarray, ' n']
+
+  def top(self, k: int) -> 'Ranking':
+    return Ranking(self.ids[:k], self.scores[:k])
+
+  def without(self, id_: str) -> 'Ranking':
+    """The ranking without a document, if it has that."""
+    kept = [row for row, one in enumerate(self.ids) if one != id_]
+    return Ranking([self.ids[row] for row in kept], self.scores[kept])
+
+
+def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:
+  """Sorts documents by score; ``ids`` are unique."""
+  by_score = order(np.zeros(len(ids), np.int64), scores, places(ids))
+  return Ranking([ids[row] for row in by_score.tolist()], scores[by_score])
 
 
 def dcg(gains: Sequence[float]) -> float:

@@ -211,7 +211,6 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def read(path: PathLike, what: str, of: type[T]) -> T:
-  """A whole JSON file."""
   with open_text(path, what) as file:
     return parse(file.read(), f'{what} {path}', of)
 

@@ -19,7 +19,6 @@ class Records(list[dict[str, Any]]):
   """
 
   def __init__(self, columns: Mapping[str, Sequence[Any]]):
-    """A table of columns of equal length."""
     super().__init__(
       dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
     )
@@ -51,7 +50,6 @@ class Records(list[dict[str, Any]]):
 
 
 def table(columns: Mapping[str, Sequence[Any]]) -> 'pandas.DataFrame | Records':
-  """A table of columns of equal length."""
   if importlib.util.find_spec('pandas') is None:
     return Records(columns)
   import pandas  # takes half a second

@@ -18,7 +18,6 @@ from dprjax.base import mesh as meshes
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models.encoder_config import Arithmetic, EncoderConfig
-from dprjax.models.reach import queries_at_once
 from dprjax.text import tokenizing
 
 logger = logging.getLogger('dprjax')
@@ -165,7 +164,6 @@ class Embedder:
   Args:
     embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
     batch_size: the most rows of a step, over all devices; see ``rows_at_once``.
-    row_bytes: the least memory of a row by its length (`encoder_row_bytes`).
   """
 
   def __init__(
@@ -175,7 +173,6 @@ class Embedder:
     batch_size: int,
     max_length: int,
     pad_id: int,
-    row_bytes: Callable[[int], int] | None = None,
   ):
     check_size('batch_size', batch_size)
     check_size('max_length', max_length)
@@ -187,8 +184,6 @@ class Embedder:
     }
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
     self._pad_id = pad_id
-    # Accelerators report a lack of memory, but a host kills the process.
-    self._row_bytes = row_bytes if platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
   def lower(
@@ -270,10 +265,7 @@ class Embedder:
   ) -> Iterator[tuple[np.ndarray, jax.Array]]:
     # The device computes the next batch while the caller copies this one.
     waiting = None
-    groups = self.groups(rows)
-    if self._row_bytes is not None and groups:
-      self._check_memory(self._row_bytes, groups[-1][1])
-    for indices, length in groups:
+    for indices, length in self.groups(rows):
       batch = (
         *tokenizing.pad_batch([rows[i] for i in indices], length, self._pad_id),
         *(column[indices] for column in columns),
@@ -284,22 +276,3 @@ class Embedder:
       waiting = (indices, values)
     if waiting is not None:
       yield waiting
-
-  def _check_memory(self, row_bytes: Callable[[int], int], length: int) -> None:
-    needed = self._rows[length] * row_bytes(length)
-    if needed > (there := machine.memory_bytes()):
-      raise InputError(
-        f'{self._rows[length]:,} texts of up to {length} tokens need more than '
-        f'{needed / 2**30:,.0f} GiB, but this machine has {there / 2**30:,.0f}; give a smaller '
-        'batch'
-      )
-
-
-def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
-  """The least memory of a row by its length: for the scores of a layer, or its MLP."""
-
-  def row_bytes(length: int) -> int:
-    scores = 4 * config.num_heads * queries_at_once(length)
-    return length * max(scores, 2 * config.intermediate_size)
-
-  return row_bytes

@@ -27,7 +27,6 @@ from dprjax.encoding.embedder import (
   ProgressFn,
   check_size,
   count_from,
-  encoder_row_bytes,
   local_mesh,
   local_parts,
   place,
@@ -344,7 +343,6 @@ class Encoder:
 
   def _group(self, side: str, names: list[str], backbone: Any) -> _Group:
     whole = self.backbones[side]
-    row_bytes = encoder_row_bytes(whole.config)
     numbers: dict[str, int] = {}
     of_rows: list[VectorSpec] = []
     adapters: list[Adapter | None] = []
@@ -366,7 +364,6 @@ class Encoder:
       made = in_texts(prompts, of_rows, side, self.tokenizer, whole, self._options)
       embed, adapter = made.embed, made.adapter
     else:
-      made = None
       embed = _embed_fn(whole.config, tuple(of_rows), self._options)
       # No adapter is faster than an empty one, and a single one is faster than a bank.
       adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
@@ -376,7 +373,6 @@ class Encoder:
       self._batch_size,
       max(one.max_length(side) for one in of_rows),
       self.tokenizer.pad_id,
-      row_bytes if made is None else lambda length: row_bytes(made.length(length)),
     )
     return _Group(numbers, len(of_rows), embedder, (backbone, place(self.mesh, adapter)))
 

@@ -12,7 +12,14 @@ Scores are inner products.
 """
 
 from dprjax.engines.collection import Collection, check_name, create, exists, open_collection
-from dprjax.engines.conditions import parse
-from dprjax.engines.engine import connect
+from dprjax.engines.engine import connect, parse_condition
 
-__all__ = ['Collection', 'check_name', 'connect', 'create', 'exists', 'open_collection', 'parse']
+__all__ = [
+  'Collection',
+  'check_name',
+  'connect',
+  'create',
+  'exists',
+  'open_collection',
+  'parse_condition',
+]

@@ -11,11 +11,9 @@ from jaxtyping import Float, Int
 from dprjax.base.errors import InputError
 from dprjax.encoding.manifest import check_same_space
 from dprjax.engines import engine as engines
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Engine, HasBm25, Hits, Record, Rows
-from dprjax.retrieval import best, bm25_index, fusion
+from dprjax.engines.engine import Condition, Engine, Hits, Record, Rows
+from dprjax.retrieval import best
 from dprjax.retrieval.best import check_finite
-from dprjax.text.rankings import Ranking
 
 _IDS = 1_000  # in a request
 _ANSWER_ROWS = 100_000  # results of all queries of a request
@@ -74,25 +72,14 @@ def create(
   *,
   index_type: str = 'auto',
   rows: int = 0,
-  bm25: Mapping[str, Any] | None = None,
 ) -> 'Collection':
-  """Makes an empty collection.
-
-  Args:
-    bm25: settings of ``retrieval.bm25_index.build`` for a collection that BM25 searches too, with
-      the mean number of words of a document as ``average_words``.
-  """
+  """Makes an empty collection for about this many rows."""
   check_name(name)
   engines.check_index_type(engine.address, index_type)
-  if bm25 and not isinstance(engine, HasBm25):
-    raise InputError(
-      f'{engine.address} has no BM25, which this retriever needs; --upsert the embeddings in its '
-      'folder, index/vectors, and join the runs of two searches: dprjax.fuse'
-    )
   with engines.errors(
     engine.address, f'{engine.address}: collection {name!r} with index {index_type}'
   ):
-    engine.create(name, Record(dict(space), bm25 and dict(bm25)), index_type=index_type, rows=rows)
+    engine.create(name, Record(dict(space)), index_type=index_type, rows=rows)
   return open_collection(engine, name)
 
 
@@ -114,14 +101,6 @@ class Collection:
     """The settings of the vectors, `manifest.Meta.space`."""
     return self.record.space
 
-  @property
-  def bm25(self) -> dict[str, Any] | None:
-    """Settings of BM25, as for ``retrieval.bm25_index.build``; None without BM25."""
-    settings = self.record.bm25
-    if settings is None:
-      return None
-    return {name: settings[name] for name in ('k1', 'b', 'language')}
-
   def __len__(self) -> int:
     with self._errors():
       return self.engine.count(self.name)
@@ -132,7 +111,7 @@ class Collection:
 
   def note(self, loading: Mapping[str, Any] | None) -> None:
     """Records the progress of an upsert; None after its end."""
-    self.record = Record(self.record.space, self.record.bm25, loading)
+    self.record = Record(self.record.space, loading)
     with self._errors():
       self.engine.note(self.name, self.record)
 
@@ -141,7 +120,6 @@ class Collection:
     ids: Sequence[str],
     vectors: Float[np.ndarray, 'n H'],
     progress: ProgressFn | None = None,
-    texts: Sequence[str] | None = None,
     payloads: Sequence[Mapping[str, Any]] | None = None,
   ) -> None:
     """Writes vectors, replacing those with the same ids.
@@ -157,7 +135,6 @@ class Collection:
         ids[part],
         np.ascontiguousarray(vectors[part], np.float32),
         payloads and payloads[part],
-        None if texts is None else self._words(texts[part]),
       )
       with self._errors():
         self.engine.upsert(self.name, rows)
@@ -222,61 +199,6 @@ class Collection:
 
     return self._best(ask, len(queries), k, self._batch(), progress)
 
-  def rankings(
-    self, queries: Sequence[str], k: int, where: Sequence[Condition] = ()
-  ) -> list[Ranking]:
-    """The best k documents of each query text by BM25, among those that share a word with it.
-
-    BM25 of the engine uses the words of ``retrieval.bm25_index``.
-    """
-    if self.record.bm25 is None:
-      raise InputError(
-        f'{self.where} has no BM25: fill another --collection, dprjax.index --upsert=RETRIEVER'
-      )
-    words, engine = self._words(queries), self.engine
-    assert isinstance(engine, HasBm25)
-    used = np.array([row for row, one in enumerate(words) if one], np.int64)
-    ranked = [Ranking([], np.empty(0)) for _ in queries]
-    if not len(used):
-      return ranked
-
-    def ask(some: Int[np.ndarray, ' some'], wanted: int) -> list[Hits]:
-      return engine.bm25(self.name, [words[row] for row in used[some]], wanted, where)
-
-    found = self._best(ask, len(used), min(k, self.engine.most), self.engine.request_rows)
-    for row, one in zip(used, self._ranked(found), strict=True):
-      ranked[row] = one
-    return ranked
-
-  def hybrid(
-    self,
-    queries: Float[np.ndarray, 'queries H'],
-    texts: Sequence[str],
-    how: fusion.Fusion,
-    k: int,
-    *,
-    drop: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
-    where: Sequence[Condition] = (),
-  ) -> list[Ranking]:
-    """The k best documents of each query by fusing the search of its vector and BM25 of its text.
-
-    Args:
-      how: the fusion of `fusion.BM25` and `fusion.DENSE`.
-      drop: for each query, the id of a document to leave out.
-    """
-    depth = min(how.depth + bool(drop), self.engine.most)
-    dense = self._ranked(self.search(queries, depth, settings=settings, where=where))
-    lexical = self.rankings(texts, depth, where)
-    if drop:
-      dense, lexical = (
-        [one.without(id_) for one, id_ in zip(run, drop, strict=True)] for run in (dense, lexical)
-      )
-    return [
-      how.fuse({fusion.DENSE: one, fusion.BM25: other}, k)
-      for one, other in zip(dense, lexical, strict=True)
-    ]
-
   def settings(self, k: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Settings of a search: the defaults, overridden by ``given``."""
     return self.engine.settings(self.name, min(k, self.engine.most)) | dict(given or {})
@@ -314,14 +236,6 @@ class Collection:
 
     scores, rows = best.whole_ties(found, queries, k, self.engine.most, ids_at)
     return Found(list(places), rows, scores)
-
-  @staticmethod
-  def _ranked(found: Found) -> list[Ranking]:
-    return best.rankings(best.TopK(found.scores, found.rows), found.ids)
-
-  def _words(self, texts: Sequence[str]) -> list[list[str]]:
-    assert self.record.bm25 is not None
-    return bm25_index.words_of(texts, self.record.bm25['language'])
 
   def _check_text(self, documents: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     for id_, payload in documents:

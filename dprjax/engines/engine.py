@@ -1,14 +1,15 @@
-"""Engines by address, and their interface for `dprjax.engines.collection`."""
+"""Engines by address, their interface for `dprjax.engines.collection`, and conditions on fields."""
 
 import contextlib
 import dataclasses
 import importlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from etils import epath
@@ -16,12 +17,17 @@ from jaxtyping import Float
 
 from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError, mask
-from dprjax.engines.conditions import Condition
 
+Value = str | int | float | bool
+
+RESERVED = ('id', 'vector', 'payload')
+"""Names that engines reserve."""
+
+_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]{0,62})(>=|<=|=|>|<)(.*)', re.S)
 ENGINES = {'milvus': 'Milvus', 'qdrant': 'Qdrant', 'pgvector': 'Pgvector'}
 _FOLDERS = ('milvus', 'qdrant')
 _log = logging.getLogger('dprjax')
-_SPACE, _BM25, _LOADING = 'dprjax.space', 'dprjax.bm25', 'dprjax.loading'
+_SPACE, _LOADING = 'dprjax.space', 'dprjax.loading'
 _FULL = re.compile(r'no space|disk ?full|disk usage|watermark|out of disk|read-only', re.I)
 _DOWN = re.compile(r'refused|unreachable|timed? ?out|unavailable|name or service', re.I)
 
@@ -96,23 +102,34 @@ def connect(address: Address | str, *, new: bool = False, timeout: float = 30.0)
     return kind(place, new=new, timeout=timeout)  # type: ignore[no-any-return]
 
 
+class Condition(NamedTuple):
+  """A condition on a field.
+
+  Attributes:
+    field: a name; documents without the field do not match.
+    operator: '=', '<', '<=', '>' or '>='.
+    values: one, or several after '='. A list field matches '=' if it contains one of them.
+  """
+
+  field: str
+  operator: str
+  values: tuple[Value, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
   """The description stored in a collection.
 
   Attributes:
     space: settings of its vectors, `encoding.manifest.Meta.space`.
-    bm25: settings of BM25: k1, b, language and, if the engine needs it, average_words; None without
-      BM25.
     loading: the input and the number of written rows of an unfinished upsert; None otherwise.
   """
 
   space: Mapping[str, Any]
-  bm25: Mapping[str, Any] | None = None
   loading: Mapping[str, Any] | None = None
 
   def as_json(self) -> str:
-    values = {_SPACE: self.space, _BM25: self.bm25, _LOADING: self.loading}
+    values = {_SPACE: self.space, _LOADING: self.loading}
     return json.dumps({name: value for name, value in values.items() if value}, sort_keys=True)
 
   @classmethod
@@ -123,7 +140,7 @@ class Record:
       int(values[_SPACE]['dimension'])
     except (InputError, KeyError, TypeError, ValueError):
       return None
-    return cls(values[_SPACE], values.get(_BM25), values.get(_LOADING))
+    return cls(values[_SPACE], values.get(_LOADING))
 
 
 class Opened(NamedTuple):
@@ -145,13 +162,11 @@ class Rows(NamedTuple):
     ids: unique.
     vectors: float32, contiguous.
     payloads: title, text and other fields of each; None without texts.
-    words: of each, for BM25; None without BM25.
   """
 
   ids: Sequence[str]
   vectors: Float[np.ndarray, 'n H']
   payloads: Sequence[Mapping[str, Any]] | None = None
-  words: Sequence[Sequence[str]] | None = None
 
 
 class Hits(NamedTuple):
@@ -231,16 +246,6 @@ class Engine(Protocol):
     """Ends the connection."""
 
 
-@runtime_checkable
-class HasBm25(Protocol):
-  """An engine that searches words, too."""
-
-  def bm25(
-    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
-  ) -> list[Hits]:
-    """The k best documents of each query (words) by BM25, if they share a word with it."""
-
-
 @contextlib.contextmanager
 def errors(address: Address, where: str) -> Iterator[None]:
   """Turns errors of an engine and its client into InputError, without secrets."""
@@ -276,3 +281,44 @@ def check_folder(address: Address, ours: Any, new: bool) -> None:
   files.existing(folder, 'local index')
   if not (folder.is_dir() and ours(folder)):
     raise InputError(f'{folder} is not a local index; nothing was changed')
+
+
+def parse_condition(text: str) -> Condition:
+  """Reads ``NAME=VALUE``, ``NAME=VALUE,VALUE``, or ``NAME>=NUMBER`` (also >, <, <=).
+
+  Numbers, true and false are parsed; a value in double quotes is a string.
+  """
+  found = _PATTERN.fullmatch(text)
+  if found is None or found[1] in RESERVED or not found[3]:
+    raise _error(text)
+  name, operator, rest = found.groups()
+  values = tuple(_value(one) for one in (_split(rest) if operator == '=' else [rest]))
+  if operator != '=' and not _is_number(values[0]):
+    raise _error(text)
+  return Condition(name, operator, values)
+
+
+def _error(text: str) -> InputError:
+  return InputError(
+    f'{text!r:.80}: expected a condition on a field of the texts such as lang=en, lang=en,de or, '
+    'for numbers, year>=2020'
+  )
+
+
+def _split(text: str) -> list[str]:
+  # Commas inside double quotes do not separate.
+  return re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^,])+', text)
+
+
+def _value(text: str) -> Value:
+  try:
+    value = json.loads(text)
+  except ValueError:
+    return text
+  usable = isinstance(value, str | bool) or _is_number(value)
+  return value if usable else text
+
+
+def _is_number(value: object) -> bool:
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  return number and math.isfinite(float(value))  # type: ignore[arg-type]

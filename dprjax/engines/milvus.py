@@ -10,8 +10,7 @@ import numpy as np
 from etils import epath
 
 from dprjax.engines import engine
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
+from dprjax.engines.engine import Address, Condition, Hits, Opened, Record, Rows
 
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
 # pymilvus pings every ten seconds, which makes milvus-lite end the connection.
@@ -19,8 +18,6 @@ _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _RECORD = 'dprjax.space'  # the property with the record
 _ID, _VECTOR = 'id', 'vector'
-# Fields of a collection with BM25: words of a passage joined by spaces, and counts by Milvus.
-_WORDS, _COUNTS = 'words', 'counts'
 _PAYLOAD = 'payload'
 _MOST_BYTES = 65_535  # of a field
 _SEGMENT_BYTES = 1 << 30  # default amount of data that a server indexes at once
@@ -136,25 +133,6 @@ class Milvus:
       metric_type='IP',
       params={'nlist': lists} if index_type.startswith(('IVF', 'SCANN')) else {},
     )
-    if record.bm25:
-      # Lower-case words between spaces are kept unchanged.
-      schema.add_field(
-        _WORDS,
-        pymilvus.DataType.VARCHAR,
-        max_length=_MOST_BYTES,
-        enable_analyzer=True,
-        analyzer_params={'tokenizer': 'standard'},
-      )
-      schema.add_field(_COUNTS, pymilvus.DataType.SPARSE_FLOAT_VECTOR)
-      schema.add_function(
-        pymilvus.Function('bm25', pymilvus.FunctionType.BM25, [_WORDS], [_COUNTS])
-      )
-      index.add_index(
-        _COUNTS,
-        index_type='SPARSE_INVERTED_INDEX',
-        metric_type='BM25',
-        params={'bm25_k1': record.bm25['k1'], 'bm25_b': record.bm25['b']},
-      )
     client.create_collection(
       name, schema=schema, consistency_level='Strong', properties={_RECORD: text}
     )
@@ -169,9 +147,6 @@ class Milvus:
     documents: list[dict[str, Any]] = [
       {_ID: id_, _VECTOR: vector} for id_, vector in zip(rows.ids, rows.vectors, strict=True)
     ]
-    if rows.words is not None:
-      for document, words in zip(documents, rows.words, strict=True):
-        document[_WORDS] = _cut(' '.join(words))
     payloads = rows.payloads if rows.payloads is not None else [{}] * len(documents)
     for document, payload in zip(documents, payloads, strict=True):
       document[_PAYLOAD] = _fitting(payload)
@@ -218,50 +193,16 @@ class Milvus:
     settings: Mapping[str, Any],
     where: Sequence[Condition],
   ) -> list[Hits]:
-    how = {'metric_type': 'IP', 'params': dict(settings)}
-    return self._hits(
-      self.client.search(
-        name,
-        data=[*queries],
-        limit=k,
-        filter=_expression(where),
-        output_fields=[_ID],  # without names, milvus-lite sends all fields
-        search_params=how,
-        anns_field=_VECTOR,
-      )
+    answers = self.client.search(
+      name,
+      data=[*queries],
+      limit=k,
+      filter=_expression(where),
+      output_fields=[_ID],  # without names, milvus-lite sends all fields
+      search_params={'metric_type': 'IP', 'params': dict(settings)},
+      anns_field=_VECTOR,
     )
-
-  def bm25(
-    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
-  ) -> list[Hits]:
-    """milvus-lite computes word frequencies for each segment."""
-    return self._hits(
-      self.client.search(
-        name,
-        data=[_cut(' '.join(words)) for words in queries],
-        limit=k,
-        filter=_expression(where),
-        output_fields=[_ID],
-        search_params={'metric_type': 'BM25', 'params': {}},
-        anns_field=_COUNTS,
-      ),
-      # milvus-lite returns distances, a server scores.
-      positive=True,
-    )
-
-  @staticmethod
-  def _hits(answers: Any, positive: bool = False) -> list[Hits]:
-    return [
-      Hits(hits.ids, [*map(abs, hits.distances)] if positive else hits.distances)
-      for hits in answers
-    ]
-
-
-def _cut(text: str) -> str:
-  """The words of a text that fit into a field."""
-  if len(text) * 4 <= _MOST_BYTES or len(text.encode()) <= _MOST_BYTES:
-    return text
-  return text.encode()[:_MOST_BYTES].rpartition(b' ')[0].decode()
+    return [Hits(hits.ids, hits.distances) for hits in answers]
 
 
 def _fitting(payload: Mapping[str, Any]) -> dict[str, Any]:

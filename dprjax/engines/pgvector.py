@@ -5,20 +5,17 @@ which is faster than growing it; without an index a search compares all passages
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dprjax.base.errors import InputError
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
+from dprjax.engines.engine import Address, Condition, Hits, Opened, Record, Rows
 
 _INDEX = 'dprjax.index'  # in the comment, with the record
 _MOST_HNSW, _MOST_HALF = 2_000, 4_000  # dimensions that pgvector indexes
 _MOST_CANDIDATES = 1_000  # of hnsw.ef_search
-_ROWS_A_LIST = 1_000
 
 
 class Pgvector:
@@ -59,7 +56,7 @@ class Pgvector:
   @staticmethod
   def types_at(address: Address) -> Sequence[str]:
     del address
-    return ('HNSW', 'HNSW_HALF', 'IVF_FLAT', 'FLAT')
+    return ('HNSW', 'HNSW_HALF', 'FLAT')
 
   def close(self) -> None:
     self.client.close()
@@ -92,7 +89,7 @@ class Pgvector:
     if index_type == 'auto':
       index_type = 'HNSW' if dimension <= _MOST_HNSW else 'HNSW_HALF'
       index_type = index_type if dimension <= _MOST_HALF else 'FLAT'
-    most = {'HNSW': _MOST_HNSW, 'IVF_FLAT': _MOST_HNSW, 'HNSW_HALF': _MOST_HALF}
+    most = {'HNSW': _MOST_HNSW, 'HNSW_HALF': _MOST_HALF}
     if dimension > most.get(index_type, dimension):
       raise InputError(
         f'--index_type={index_type}: pgvector indexes at most {most[index_type]:,} dimensions this '
@@ -139,10 +136,7 @@ class Pgvector:
     """Builds the index, unless it exists, and collects planner statistics."""
     kind = self._kinds[name]
     index = f'{name[:54]}_dprjax'
-    if kind == 'IVF_FLAT':
-      lists = max(1, round(max(self.count(name), 1) / _ROWS_A_LIST))
-      how = f'USING ivfflat (vector vector_ip_ops) WITH (lists = {min(lists, 32_768)})'
-    elif kind == 'HNSW_HALF':
+    if kind == 'HNSW_HALF':
       how = f'USING hnsw ((vector::halfvec({self._dimension(name)})) halfvec_ip_ops)'
     else:
       how = 'USING hnsw (vector vector_ip_ops)'
@@ -176,14 +170,10 @@ class Pgvector:
     self.client.execute(self._with('DROP TABLE {}', name))
 
   def settings(self, name: str, k: int) -> dict[str, Any]:
-    """HNSW examines 2 k candidates, IVF an eighth of the lists but at least 10."""
-    kind = self._kinds[name]
-    if kind.startswith('HNSW'):
-      return {'ef_search': min(max(2 * k, 64), _MOST_CANDIDATES)}
-    if kind == 'IVF_FLAT':
-      lists = self.count(name) / _ROWS_A_LIST
-      return {'probes': max(10, math.ceil(lists / 8))}
-    return {}
+    """HNSW examines 2 k candidates."""
+    if self._kinds[name] == 'FLAT':
+      return {}
+    return {'ef_search': min(max(2 * k, 64), _MOST_CANDIDATES)}
 
   def search(
     self,
@@ -194,14 +184,12 @@ class Pgvector:
     where: Sequence[Condition],
   ) -> list[Hits]:
     kind = self._kinds[name]
-    prefix = 'ivfflat' if kind == 'IVF_FLAT' else 'hnsw'
-    values = {f'{prefix}.{key}': str(value) for key, value in settings.items()}
-    if self._iterative and kind != 'FLAT':
-      # An iterative scan continues if a condition, or ef_search < k, leaves too few.
-      order = 'relaxed_order' if kind == 'IVF_FLAT' else 'strict_order'
-      values = {f'{prefix}.iterative_scan': order} | values
+    values = {f'hnsw.{key}': str(value) for key, value in settings.items()}
     if kind == 'FLAT':
       values['enable_indexscan'] = 'off'
+    elif self._iterative:
+      # An iterative scan continues if a condition, or ef_search < k, leaves too few.
+      values = {'hnsw.iterative_scan': 'strict_order'} | values
     only, path = '', []
     if where:
       only, path = 'WHERE payload @@ %s::jsonpath', [_path(where)]

@@ -1,14 +1,8 @@
-"""Qdrant: a server, or the embedded mode of its client with a local folder.
+"""Qdrant: a server, or the embedded mode of its client with a local folder."""
 
-BM25 is a sparse vector: words have the weights of ``retrieval.bm25_index``, and Qdrant multiplies
-by the inverse document frequency, with the same formula.
-"""
-
-import collections
 import logging
 import uuid
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +10,9 @@ import numpy as np
 from etils import epath
 
 from dprjax.engines import engine
-from dprjax.engines.conditions import Condition
-from dprjax.engines.engine import Address, Hits, Opened, Record, Rows
+from dprjax.engines.engine import Address, Condition, Hits, Opened, Record, Rows
 
-_VECTOR, _SPARSE = 'vector', 'bm25'
+_VECTOR = 'vector'
 _ID = 'id'  # in the payload: points have numbers or UUIDs
 _RECORD = 'dprjax'
 _FILES = {'meta.json', 'collection', 'aliases.json'}
@@ -88,9 +81,6 @@ class Qdrant:
       small = models.ScalarQuantization(
         scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
       )
-    sparse = None
-    if record.bm25:
-      sparse = {_SPARSE: models.SparseVectorParams(modifier=models.Modifier.IDF)}
     size = int(record.space['dimension'])
     self.client.create_collection(
       name,
@@ -99,7 +89,6 @@ class Qdrant:
           size=size, distance=models.Distance.DOT, on_disk=True if small else None
         )
       },
-      sparse_vectors_config=sparse,
       quantization_config=small,
       metadata={_RECORD: record.as_json()},
     )
@@ -111,9 +100,6 @@ class Qdrant:
     from qdrant_client import models
 
     vectors: dict[str, Any] = {_VECTOR: rows.vectors.tolist()}
-    if rows.words is not None:
-      bm25 = self._bm25_of(name)
-      vectors[_SPARSE] = [_counts(words, bm25) for words in rows.words]
     payloads = [
       {**(rows.payloads[row] if rows.payloads is not None else {}), _ID: id_}
       for row, id_ in enumerate(rows.ids)
@@ -121,12 +107,6 @@ class Qdrant:
     self.client.upsert(
       name, models.Batch(ids=_points(rows.ids), vectors=vectors, payloads=payloads), wait=True
     )
-
-  def _bm25_of(self, name: str) -> Mapping[str, Any]:
-    metadata = self.client.get_collection(name).config.metadata or {}
-    record = Record.of_json(metadata.get(_RECORD))
-    assert record is not None and record.bm25 is not None
-    return record.bm25
 
   def flush(self, name: str) -> None:
     """Qdrant indexes in the background, but searches find all written vectors."""
@@ -162,29 +142,12 @@ class Qdrant:
     from qdrant_client import models
 
     how, only = _parameters(settings), _filter(where)
-    return self._ask(
-      name,
-      [
-        models.QueryRequest(query=query, using=_VECTOR, params=how, filter=only, **_ids_alone(k))
-        for query in queries.tolist()
-      ],
-    )
-
-  def bm25(
-    self, name: str, queries: Sequence[Sequence[str]], k: int, where: Sequence[Condition]
-  ) -> list[Hits]:
-    from qdrant_client import models
-
-    only = _filter(where)
-    return self._ask(
-      name,
-      [
-        models.QueryRequest(query=_counts(words), using=_SPARSE, filter=only, **_ids_alone(k))
-        for words in queries
-      ],
-    )
-
-  def _ask(self, name: str, requests: Sequence[Any]) -> list[Hits]:
+    requests = [
+      models.QueryRequest(
+        query=query, using=_VECTOR, params=how, filter=only, limit=k, with_payload=[_ID]
+      )
+      for query in queries.tolist()
+    ]
     answers = self.client.query_batch_points(name, requests)
     return [
       Hits([point.payload[_ID] for point in one.points], [point.score for point in one.points])  # type: ignore[index]
@@ -202,10 +165,6 @@ def _points(ids: Sequence[str]) -> list[Any]:
   return [str(uuid.uuid5(_NAMES, id_)) for id_ in ids]
 
 
-def _ids_alone(k: int) -> dict[str, Any]:
-  return {'limit': k, 'with_payload': [_ID]}
-
-
 def _parameters(settings: Mapping[str, Any]) -> Any:
   from qdrant_client import models
 
@@ -213,18 +172,6 @@ def _parameters(settings: Mapping[str, Any]) -> Any:
   if 'exact' in values:
     values['exact'] = bool(values['exact'])
   return models.SearchParams(**values) if values else None
-
-
-def _counts(words: Sequence[str], bm25: Mapping[str, Any] | None = None) -> Any:
-  """The word weights of a text: saturated as in BM25 for a passage, counts for a query."""
-  from qdrant_client import models
-
-  counts = collections.Counter(zlib.crc32(word.encode()) for word in words)
-  values = np.fromiter(counts.values(), np.float64, len(counts))
-  if bm25 is not None:
-    long = len(words) / max(bm25['average_words'], 1e-9)
-    values = values / (values + bm25['k1'] * (1 - bm25['b'] + bm25['b'] * long))
-  return models.SparseVector(indices=list(counts), values=values.tolist())
 
 
 def _filter(where: Sequence[Condition]) -> Any:

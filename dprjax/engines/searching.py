@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
-import types
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -12,24 +11,10 @@ from jaxtyping import Float
 from dprjax.base.progress import Progress
 from dprjax.encoding import embeddings
 from dprjax.engines import connect, open_collection
-from dprjax.retrieval import fusion, hybrid, searching
+from dprjax.retrieval import searching
 from dprjax.text import trec
 
 logger = logging.getLogger('dprjax')
-
-_NONE: Mapping[str, float] = types.MappingProxyType({})
-
-
-class Queries(NamedTuple):
-  """Vectors of queries, and the settings that made them.
-
-  Attributes:
-    texts: for a fusion with BM25.
-  """
-
-  vectors: Float[np.ndarray, 'n H']
-  space: Mapping[str, Any]
-  texts: Sequence[str] = ()
 
 
 def search_folder(
@@ -38,48 +23,52 @@ def search_folder(
   """`search` for a folder of embeddings of queries, cut to ``dimensions``."""
   queries = embeddings.load_embeddings(folder).cut(dimensions, '--queries')
   queries.check_side('query', '--queries')
-  asked = Queries(queries.vectors(), queries.meta.space())
-  run, report = search(uri, name, queries.ids, k, asked, **how)
+  run, report = search(uri, name, queries.ids, k, queries.vectors(), queries.meta.space(), **how)
   return run, report | {'queries_manifest_sha256': queries.sha256}
 
 
 def search_texts(
   uri: str, name: str, files: Sequence[str], k: int, retriever: str, **how: Any
 ) -> tuple[trec.Run, dict[str, Any]]:
-  """`search` for files of queries, which a retriever encodes, with its fusion."""
+  """`search` for files of queries, which a retriever encodes; by vectors, also if it fuses."""
   from dprjax.encoding import folders
   from dprjax.retrieval import folder
   from dprjax.text.texts import read_several
 
   texts = read_several(files, 'query')
   parts, encoder = folder.load_encoder(retriever)
+  if parts.fusion is not None:
+    logger.warning(
+      '--retriever=%s was chosen with BM25, and an engine ranks by vectors only: fuse this run with '
+      'one of dprjax bm25, dprjax fuse --weights=%s/fusion.json',
+      retriever,
+      retriever,
+    )
   vectors = encoder.encode(texts.values(), 'query')
   space = folders.describe(encoder, 'query', 'float32', '').space()
-  asked = Queries(vectors, space, [*texts.values()])
-  return search(uri, name, [*texts], k, asked, weights=parts.fusion, **how)
+  return search(uri, name, [*texts], k, vectors, space, **how)
 
 
 def search(
   uri: str,
   name: str,
-  ids: Sequence[str],
+  ids: list[str],
   k: int,
-  queries: Queries,
+  vectors: Float[np.ndarray, 'n H'],
+  space: Mapping[str, Any],
   *,
-  where: Sequence[Any] = (),
-  settings: Mapping[str, float] = _NONE,
-  drop_same_id: bool = False,
-  weights: fusion.Fusion | None = None,
+  where: Sequence[Any],
+  settings: Mapping[str, float],
+  drop_same_id: bool,
 ) -> tuple[trec.Run, dict[str, Any]]:
   """Searches a collection for queries.
 
   Args:
     ids: of the queries.
-    where: conditions on fields, see `conditions.parse`.
+    space: the settings that made their vectors.
+    where: conditions on fields, see `engine.parse_condition`.
     settings: search effort, by the names of the engine.
-    weights: a fusion with BM25 of the texts of the queries.
   """
-  ids = list(ids)
   progress = Progress('queries', len(ids), 'searching')
   with contextlib.closing(connect(uri)) as engine:
     collection = open_collection(engine, name)
@@ -87,26 +76,12 @@ def search(
       logger.info(
         '%s is only partly loaded: repeat its dprjax.index --upsert to continue', collection.where
       )
-    how: dict[str, Any] = {'settings': settings, 'where': where}
     depth = k + drop_same_id
-    collection.check_space(queries.space, '--queries')
-    if weights is None:
-      doc_ids, rows, scores = collection.search(queries.vectors, depth, progress=progress, **how)
-    else:
-      if collection.bm25 is not None:
-        hybrid.check_settings(weights, collection.bm25, f'collection {collection.name!r}')
-      depth = min(weights.depth, engine.most)
-      drop = ids if drop_same_id else ()
-      fused = collection.hybrid(queries.vectors, queries.texts, weights, k, drop=drop, **how)
-      run = trec.run_from_rankings(ids, fused)
-    seconds = {'search': progress.seconds}
-    count = len(collection)
-    if weights is None:
-      run, report = searching.result(ids, doc_ids, rows, scores, k, drop_same_id, count, seconds)
-    else:
-      report = searching.report(len(ids), k, drop_same_id, count, seconds)
-      report['weights'] = dict(weights.weights)
-    report |= {
+    collection.check_space(space, '--queries')
+    found = collection.search(vectors, depth, settings=settings, where=where, progress=progress)
+    seconds, count = {'search': progress.seconds}, len(collection)
+    run, report = searching.result(ids, *found, k, drop_same_id, count, seconds)
+    return run, {
       'index': engine.address.engine,
       'kind': collection.kind,
       'server': engine.version,
@@ -118,4 +93,3 @@ def search(
       **report,
       **collection.space,
     }
-  return run, report

@@ -13,16 +13,13 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.encoding import embeddings
-from dprjax.engines import conditions
 from dprjax.engines.collection import create, exists, open_collection
-from dprjax.engines.engine import Engine
-from dprjax.retrieval import bm25_index
+from dprjax.engines.engine import RESERVED, Engine
 from dprjax.text import texts as text_files
 
 logger = logging.getLogger('dprjax')
 
 _BLOCK, _BLOCK_BYTES = 10_000, 1 << 27  # rows read at a time, and bytes of their vectors
-_COUNTED = 1_000  # texts whose words are counted at a time
 _STORED = re.compile(r'(?!\s)[^\x00-\x1f.]{1,63}(?<!\s)')  # names of fields
 
 
@@ -61,7 +58,7 @@ def _document(entry: text_files.Entry) -> Document:
   for name, value in fields.items():
     if name in entry.roles.values() or value is None:
       continue
-    own = _STORED.fullmatch(name) and name not in ('title', 'text', *conditions.RESERVED)
+    own = _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED)
     if own and _is_plain(value):
       made.payload[name] = value
     else:
@@ -81,14 +78,12 @@ def upsert(
   corpus: embeddings.Embeddings,
   index_type: str = 'auto',
   texts: str | None = None,
-  settings: Mapping[str, Any] | None = None,
   columns: Mapping[str, str] | None = None,
 ) -> None:
   """Writes ``corpus`` into a collection, which is made if it is missing.
 
   Args:
     texts: the encoded file, to store with the vectors.
-    settings: of BM25, for a collection with BM25; needs ``texts``.
     columns: of ``texts``, as in `dprjax.text.texts.Texts`.
   """
   space = corpus.meta.space()
@@ -98,19 +93,13 @@ def upsert(
   if exists(engine, name):
     collection = open_collection(engine, name)
     collection.check_space(space, '--upsert')
-    if index_type not in ('auto', collection.kind) or collection.bm25 != settings:
+    if index_type not in ('auto', collection.kind):
       raise InputError(
-        f'{collection.where} has an index {collection.kind} and {_shown(collection.bm25)}, not '
-        f'{index_type} and {_shown(settings)}: choose another --collection, or --drop it first'
+        f'{collection.where} has an index {collection.kind}, not {index_type}: choose another '
+        '--collection, or --drop it first'
       )
   else:
-    bm25 = settings and {
-      **settings,
-      'average_words': _average_words(
-        read_documents(str(texts), columns), str(texts), settings['language'], len(corpus)
-      ),
-    }
-    collection = create(engine, name, space, index_type=index_type, rows=len(corpus), bm25=bm25)
+    collection = create(engine, name, space, index_type=index_type, rows=len(corpus))
   if corpus.meta.dtype != 'float32':
     logger.info(
       '%s: %s vectors become float32; docs/engines.md names the indexes of 8 bits a number',
@@ -135,7 +124,6 @@ def upsert(
         ids,
         vectors,
         progress,
-        texts=[one.text for one in own] if own and settings else None,
         payloads=[one.payload for one in own] if own else None,
       )
       collection.note({**job, 'rows': at})
@@ -155,12 +143,6 @@ def upsert(
   )
 
 
-def _shown(settings: Mapping[str, Any] | None) -> str:
-  if settings is None:
-    return 'no BM25'
-  return f'BM25 with {", ".join(f"{name}={value}" for name, value in settings.items())}'
-
-
 def _opened(
   documents: Iterator[Document], texts: str, corpus: embeddings.Embeddings
 ) -> Iterator[Document]:
@@ -177,16 +159,3 @@ def _own(
   if [document.id for document in own] != list(ids):
     raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
   return own
-
-
-def _average_words(
-  documents: Iterator[Document], texts: str, language: str, expected: int
-) -> float:
-  """The mean number of words of a passage."""
-  words, count = 0, 0
-  while part := [*itertools.islice(documents, _COUNTED)]:
-    words += sum(map(len, bm25_index.words_of([one.text for one in part], language)))
-    count += len(part)
-  if count != expected:
-    raise InputError(f'--texts={texts} has {count:,} passages, but --upsert has {expected:,}')
-  return words / count

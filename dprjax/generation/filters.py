@@ -7,7 +7,7 @@
 | talk | the generator addresses its user: "Sure, here are ..." |
 | about the text itself | "according to the passage": a person who searches does not know it |
 | too short, too long | by the number of words |
-| another language | than the passage, by script or function words |
+| another script | than the passage |
 | copied | a run of words of the passage: word matches would suffice to find it |
 | repeated | for the same passage |
 | asked of several passages | its answer is ambiguous |
@@ -16,7 +16,6 @@ Of those that are used, `found` keeps the ones whose passages a retriever finds.
 """
 
 import collections
-import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -25,16 +24,15 @@ from typing import NamedTuple
 import regex
 
 from dprjax.base import files, words
+from dprjax.base.counts import ReadReport
 from dprjax.text import trec
 from dprjax.text.qrels import Qrels
-from dprjax.text.read_report import ReadReport
 
 COPIED_WORDS = 8
 """A query with this many words in a row from the passage is a copy."""
 
 _FEWEST, _MOST = 2, 32  # words of a query
 _WHOLE_COPY = 6  # fewest words of a copied query that the passage contains whole
-_FUNCTION_WORDS = 2  # of another language
 _FOREIGN = 1 / 3  # share of letters in a script that the passage lacks
 _MARKUP = re.compile(
   r'<\s*/?\s*[a-zA-Z!][^>]*>|</|https?://|www\.|```|`[^`]+`|!?\[[^\]]*\]\([^)]*\)|<\|[^|]*\|>'
@@ -67,17 +65,6 @@ _SCRIPTS = {
     *('Devanagari', 'Bengali', 'Tamil', 'Telugu', 'Thai', 'Georgian', 'Armenian', 'Ethiopic'),
   )
 }
-# The lists of function words in bm25s.
-_LISTS = {
-  'english': 'STOPWORDS_EN_PLUS',
-  **{
-    language: f'STOPWORDS_{language.upper()}'
-    for language in (
-      *('german', 'dutch', 'french', 'spanish', 'portuguese', 'italian', 'russian', 'swedish'),
-      *('norwegian', 'turkish', 'danish'),
-    )
-  },
-}
 
 
 class Query(NamedTuple):
@@ -97,10 +84,7 @@ def tidy(line: str) -> str:
 
 
 def why_not(text: str, passage: str) -> str:
-  """The reason to leave out a query; '' if it can be used.
-
-  Args:
-  """
+  """The reason to leave out a query; '' if it can be used."""
   own = words.words(text)
   if not own:
     return 'empty'
@@ -115,8 +99,8 @@ def why_not(text: str, passage: str) -> str:
   if len(text.split()) > _MOST or len(own) > 4 * _MOST:
     return 'too long'
   theirs = words.words(passage)
-  if _is_foreign(text, passage, own, theirs):
-    return 'another language'
+  if _is_foreign(text, passage):
+    return 'another script'
   if _is_copy(own, theirs):
     return 'copied'
   return ''
@@ -191,29 +175,9 @@ def _is_copy(own: Sequence[str], theirs: Sequence[str]) -> bool:
   return any(f' {" ".join(run)} ' in text for run in runs)
 
 
-def _is_foreign(text: str, passage: str, own: Sequence[str], theirs: Sequence[str]) -> bool:
+def _is_foreign(text: str, passage: str) -> bool:
   letters = {name: len(script.findall(text)) for name, script in _SCRIPTS.items()}
   absent = sum(
     count for name, count in letters.items() if count and not _SCRIPTS[name].search(passage)
   )
-  if absent > _FOREIGN * sum(letters.values()):
-    return True
-  lists = function_words()
-  here, there = (
-    {language: sum(word in known for word in found) for language, known in lists.items()}
-    for found in (own, theirs)
-  )
-  language = max(there, key=lambda name: there[name])
-  other = max(here, key=lambda name: here[name])
-  return (
-    there[language] > _FUNCTION_WORDS and here[language] == 0 and here[other] >= _FUNCTION_WORDS
-  )
-
-
-@functools.cache
-def function_words() -> dict[str, frozenset[str]]:
-  """The function words in bm25s, by language."""
-  # Importing bm25s starts JAX.
-  from bm25s import stopwords
-
-  return {name: frozenset(getattr(stopwords, of)) for name, of in _LISTS.items()}
+  return absent > _FOREIGN * sum(letters.values())

@@ -1,25 +1,26 @@
 """Makes training queries for a corpus: a BEIR folder (docs/no-labels.md)."""
 
+import heapq
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from dprjax.base import files
-from dprjax.base.counts import counted
+from dprjax.base import files, hashes, words
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, rounded
-from dprjax.generation import endpoint, filters, passages, prompts
+from dprjax.generation import endpoint, filters, prompts
 from dprjax.generation.filters import Query
 from dprjax.generation.prompts import Answer, Request
-from dprjax.text import beir
-from dprjax.text.qrels import write_qrels
-from dprjax.text.read_report import ReadReport
-from dprjax.text.texts import PassageRecord
+from dprjax.text.qrels import write_lines, write_qrels
+from dprjax.text.texts import PassageRecord, Texts
 
 logger = logging.getLogger('dprjax')
+
+_SHORT = 8  # words; shorter passages are not asked about
 
 
 def make(
@@ -54,10 +55,10 @@ def make(
   """
   folder.mkdir(parents=True)
   written = folder / 'corpus.jsonl'
-  if not beir.write_lines(written, map(_row, passages.read_passages(corpus))):
+  if not write_lines(written, map(_row, read_passages(corpus))):
     raise InputError(f'--corpus={corpus}: it has no text')
   seed = server.settings['seed']
-  sample = passages.sample(passages.read_passages(written), most, seed, report)
+  sample = sample_passages(read_passages(written), most, seed, report)
   if not sample:
     raise InputError(f'{corpus}: no passages to ask about: {report}')
   requests = []
@@ -81,6 +82,37 @@ def make(
   report.counts['queries'] = len(chosen)
   counts = {what: count for what, count in report.counts.items() if count}
   return {'counts': counts, 'asked_about': len(sample)}
+
+
+def read_passages(path: files.PathLike) -> Iterator[PassageRecord]:
+  """The passages at a path, read as in all commands (`text.inputs`).
+
+  Passages of documents have the headings above them as titles.
+  """
+  progress = Progress('passages', task=f'reading {path}')
+  for entry in Texts(path, 'passage').entries():
+    yield entry.record
+    progress.advance()
+
+
+def sample_passages(
+  passages: Iterable[PassageRecord], count: int, seed: int, report: ReadReport
+) -> list[PassageRecord]:
+  """At most ``count`` passages, drawn by a hash of their ids, in little memory."""
+  heap: list[tuple[int, int, PassageRecord]] = []
+  for number, passage in enumerate(passages):
+    report.count('passages')
+    if len(passage.text.split()) < _SHORT and len(words.words(passage.text)) < _SHORT:
+      report.count(f'passages below {_SHORT} words: not asked about', passage.id)
+      continue
+    lot = int.from_bytes(hashes.draw(passage.id, seed, 'asking')[:8])
+    # The largest lot kept is the first to go.
+    entry = -lot, -number, passage
+    if len(heap) < count:
+      heapq.heappush(heap, entry)
+    else:
+      heapq.heappushpop(heap, entry)
+  return [passage for _, _, passage in sorted(heap, reverse=True)]
 
 
 def _row(passage: PassageRecord) -> dict[str, str]:
@@ -132,8 +164,6 @@ def _write(folder: epath.Path, chosen: Sequence[Query]) -> None:
   """Writes the queries and judgements of the BEIR folder."""
   numbers: dict[str, Iterator[int]] = {query.passage: itertools.count() for query in chosen}
   named = [(f'{query.passage}?{next(numbers[query.passage])}', query) for query in chosen]
-  beir.write_lines(
-    folder / 'queries.jsonl', ({'_id': id_, 'text': query.text} for id_, query in named)
-  )
+  write_lines(folder / 'queries.jsonl', ({'_id': id_, 'text': query.text} for id_, query in named))
   (folder / 'qrels').mkdir()
   write_qrels(folder / 'qrels' / 'train.tsv', {id_: {query.passage: 1} for id_, query in named})

@@ -9,7 +9,7 @@ from dprjax.base.errors import InputError
 from dprjax.models import family as families
 from dprjax.models import hub, sentence
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import tokenizing
+from dprjax.text import tokenizing, vocabularies
 from dprjax.text.vector_spec import VectorSpec
 from dprjax.training import encoder_settings
 from dprjax.training.train import VOCABULARIES
@@ -54,4 +54,4 @@ def _folder(path: str) -> epath.Path:
 def tokenizer() -> tokenizing.Tokenizer:
   """A small tokenizer, since programs depend only on its special tokens and a few words."""
   with tempfile.TemporaryDirectory() as folder:
-    return tokenizing.train_wordpiece(['yes no relevant irrelevant true false'], 100, folder)
+    return vocabularies.train_wordpiece(['yes no relevant irrelevant true false'], 100, folder)

@@ -1,4 +1,4 @@
-"""Runs `programs` for a job in a process, with a time limit."""
+"""Runs `programs` for a job in a process, with a time limit, and finds flags that make it fit."""
 
 import contextlib
 import dataclasses
@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_collections
 
 from dprjax.base.errors import InputError
 from dprjax.planning import targets
@@ -56,8 +58,12 @@ class Program:
     return False if self.answer['failed'].get('memory') else None
 
 
-def compile_program(job: CompileJob, limit: float) -> Program:
-  """Compiles in a process, which ends after at most ``limit`` seconds."""
+def compile_program(job: CompileJob, limit: float, text: bool = False) -> Program:
+  """Compiles in a process, which ends after at most ``limit`` seconds.
+
+  Args:
+    text: whether the answer has the program, as XLA prints it.
+  """
   target = targets.parse(job.target)
   targets.check_installed(target)
   with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +82,7 @@ def compile_program(job: CompileJob, limit: float) -> Program:
       assert process.stdin is not None
       try:
         with contextlib.suppress(BrokenPipeError):  # it has already ended
-          process.stdin.write(json.dumps(dataclasses.asdict(job)).encode() + b'\n')
+          process.stdin.write(json.dumps([dataclasses.asdict(job), text]).encode() + b'\n')
         process.wait(limit)
       except subprocess.TimeoutExpired:
         return Program(job, {'failed': {'why': f'no program after {limit:g} s', 'memory': False}})
@@ -107,3 +113,71 @@ def _crash(status: int, said: pathlib.Path) -> str:
   ]
   telling = [line for line in lines if 'Check failed' in line or line.startswith('F')] or lines
   return f'the compiler ended with {how}' + (f': {telling[-1]:.200}' if telling else '')
+
+
+Attempt = Callable[[Sequence[str]], Program]
+"""Compiles the update with additional config flags."""
+
+_REMAT = ('--config.backbone.remat=true',)
+
+
+class Fit(NamedTuple):
+  """Flags that make an update fit, with its program; () and None if there are none."""
+
+  flags: tuple[str, ...]
+  program: Program | None
+
+
+def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt) -> Fit:
+  """The smallest ``grad_cache`` that makes an update fit.
+
+  If none fits, the smallest with ``backbone.remat``; then with weights split over more devices
+  (``mesh.fsdp``). More chunks never need more memory, so bisection finds the smallest number.
+  """
+  held = sum(program.answer.get('held', {}).values())
+  model = config.mesh.model if config.mesh.model > 0 else 1
+  first = config.mesh.fsdp if config.mesh.fsdp > 0 else 1
+  sizes = chunks(config, devices // model)
+  for fsdp in _doublings(first, devices // model):
+    # The least memory: weights and optimiser state.
+    if held * first / fsdp > program.has:
+      continue
+    mesh = () if fsdp == first else (f'--config.mesh.fsdp={fsdp}', '--config.mesh.data=-1')
+    # Skip sizes already tried.
+    plain = sizes if mesh else [size for size in sizes if size > config.grad_cache]
+    ways = [_REMAT] if config.backbone.remat else [(), _REMAT]
+    for remat in ways:
+      if (found := _smallest(sizes if remat else plain, (*mesh, *remat), attempt)) is not None:
+        return found
+  return Fit((), None)
+
+
+def chunks(config: ml_collections.ConfigDict, parts: int) -> list[int]:
+  """Numbers of chunks that ``parts`` devices can share, ascending, from the configured one on."""
+  first, rows = config.grad_cache, config.batch_size // parts
+  return [size for size in range(first, rows + 1) if config.batch_size % (parts * size) == 0]
+
+
+def _doublings(first: int, most: int) -> Iterator[int]:
+  size = first
+  while size <= most and most % size == 0:
+    yield size
+    size *= 2
+
+
+def _smallest(sizes: Sequence[int], more: Sequence[str], attempt: Attempt) -> Fit | None:
+  """The fit with the fewest of these chunks; None if even the most do not fit."""
+  best: Fit | None = None
+  low, high = 0, len(sizes) - 1
+  middle = high
+  while low <= high:
+    flags = (f'--config.grad_cache={sizes[middle]}', *more)
+    program = attempt(flags)
+    if program.fits:
+      best, high = Fit(flags, program), middle - 1
+    elif best is None:
+      return None  # with the most chunks
+    else:
+      low = middle + 1
+    middle = (low + high) // 2
+  return best

@@ -28,7 +28,7 @@ from dprjax.encoding import embedder
 from dprjax.models import encoder, encoder_config
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
-from dprjax.planning import backbones, hlo, targets
+from dprjax.planning import backbones, targets
 from dprjax.training import config as configs
 from dprjax.training import encoder_settings, updates
 from dprjax.training import method as methods
@@ -203,8 +203,8 @@ def _bounds(target: targets.Target) -> dict[str, Any]:
   return found | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
 
 
-def run(job: CompileJob) -> dict[str, Any]:
-  """Compiles; returns facts about the program as JSON."""
+def run(job: CompileJob, text: bool = False) -> dict[str, Any]:
+  """Compiles; returns facts about the program as JSON, with its ``text`` if asked for."""
   target = targets.parse(job.target)
   config = read_config(job.config, target.platform)
   experiment = Experiment(config, devices_of(target))
@@ -236,14 +236,7 @@ def run(job: CompileJob) -> dict[str, Any]:
     name: int(getattr(memory, f'{name}_size_in_bytes'))
     for name in ('argument', 'output', 'temp', 'alias', 'generated_code')
   }
-  cost = hlo.HloProgram(compiled.as_text() or '').cost()
-  answer['xla'] = {
-    'flops': cost.flops,
-    'bytes': cost.bytes,
-    'collectives': [one._asdict() for one in cost.collectives],
-    'gathered': cost.gathered[:16],
-  }
-  return answer
+  return answer | ({'text': compiled.as_text()} if text else {})
 
 
 _SIZE = r'([\d.]+)([KMGT])'
@@ -278,9 +271,9 @@ def _end_with_parent() -> None:
 def main() -> None:
   answer: dict[str, Any]
   try:
-    job = json.loads(sys.stdin.readline())
+    job, text = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer = run(CompileJob(**{**job, 'config': tuple(job['config'])}))
+    answer = run(CompileJob(**{**job, 'config': tuple(job['config'])}), text)
   except InputError as error:
     answer = {'input_error': str(error)}
   except Exception as error:

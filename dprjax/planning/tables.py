@@ -8,7 +8,7 @@ from typing import Any
 import ml_collections
 
 from dprjax.base.progress import duration
-from dprjax.planning import hlo, targets
+from dprjax.planning import targets
 from dprjax.planning.compiling import Program
 from dprjax.training.method import BatchShapes
 
@@ -20,9 +20,6 @@ _ROWS = (
   'batch and rest, MiB',
   'activations, MiB',
   'peak, GiB',
-  'products by XLA, TFLOP',
-  'memory by XLA, GB',
-  *(f'{kind}: times, MB' for kind in hlo.COLLECTIVES),
   'compiled in',
 )
 
@@ -122,12 +119,6 @@ def _column(plan: Plan, title: str) -> dict[str, str]:
     else:
       cells['parameters, MiB'] = _number(rest / 2**20)
     cells['activations, MiB'] = _number(memory['temp'] / 2**20)
-  if 'xla' in answer:
-    found = answer['xla']
-    cells['products by XLA, TFLOP'] = _number(found['flops'] / 1e12)
-    cells['memory by XLA, GB'] = _number(found['bytes'] / 1e9)
-    for one in found['collectives']:
-      cells[f'{one["kind"]}: times, MB'] = f'{one["times"]:,}, {_number(one["bytes"] / 1e6)}'
   return cells
 
 

@@ -17,8 +17,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import plain_name, read_lines, read_records
 from dprjax.retrieval.measures import Metrics
-from dprjax.text.columns import split_rows
 from dprjax.text.fields import Id, UniqueIds, check_id
+from dprjax.text.records import split_rows
 from dprjax.text.texts import Texts
 from dprjax.text.trec import Run
 

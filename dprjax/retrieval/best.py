@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dprjax.base import ranking
+from dprjax.base.ranking import Ranking
 from dprjax.encoding import codes
-from dprjax.text.rankings import Ranking
 
 Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
 """Looks up ids of ascending rows, like ``embeddings.Embeddings.ids_at``."""

@@ -16,10 +16,10 @@ from dprjax.base import given, provenance, reading, words
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
+from dprjax.base.ranking import Ranking
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
 from dprjax.text.fields import read_ids
-from dprjax.text.rankings import Ranking
 from dprjax.text.texts import Text
 
 _FORMAT = 'dprjax.bm25'

@@ -10,7 +10,7 @@ import numpy as np
 from dprjax.base.files import PathLike
 from dprjax.retrieval import answers, measures
 from dprjax.text import seen, trec
-from dprjax.text.fields import in_all_forms, report_ids
+from dprjax.text.fields import report_ids
 from dprjax.text.qrels import Qrels
 from dprjax.text.texts import read_texts
 
@@ -70,7 +70,7 @@ def evaluate(
     )
   needed = {document for ranking in read.rankings.values() for document in ranking}
   documents = {document for documents in judged.values() for document in documents}
-  texts = answers.read_passages(corpus, in_all_forms(needed | documents)) if corpus else {}
+  texts = answers.read_passages(corpus, needed | documents) if corpus else {}
   parts: list[measures.Metrics] = []
 
   def tell_missing(ids: Collection[str], what: str) -> None:
@@ -80,7 +80,7 @@ def evaluate(
 
   def tell_unknown(sentence: str, ids: set[str]) -> int:
     unknown = sorted(ids - set(texts))
-    report_ids(sentence.format(len(unknown), corpus), unknown, known=texts)
+    report_ids(sentence.format(len(unknown), corpus), unknown)
     return len(unknown)
 
   measured = judged.keys() | asked.keys()
@@ -98,9 +98,8 @@ def evaluate(
   if has_judgements:
     parts.append(read.measured.metrics())
     tell_missing(judged, 'judged queries')
-    if read.measured.hint or not read.measured.any_judged:
-      what = 'not all ids match' if read.measured.any_judged else 'no document is judged by'
-      logger.warning('%s: %s %s%s', labels[0], what, labels[1], read.measured.hint)
+    if not read.measured.any_judged:
+      logger.warning('%s: no document is judged by %s', *labels)
   if questions is not None:
     found = answers.answer_recall(read.rankings, asked, texts, questions.depths)
     parts.append(found)

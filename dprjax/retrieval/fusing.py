@@ -15,11 +15,11 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.progress import Progress
+from dprjax.base.ranking import Ranking
 from dprjax.retrieval import comparison, fusion
 from dprjax.text import runs as run_files
 from dprjax.text.fields import report_ids
 from dprjax.text.qrels import Qrels
-from dprjax.text.rankings import Ranking
 
 logger = logging.getLogger('dprjax')
 

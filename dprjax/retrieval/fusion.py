@@ -25,8 +25,7 @@ from jaxtyping import Float64, Int
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.base.ranking import dcg
-from dprjax.text.rankings import Ranking, ranked
+from dprjax.base.ranking import Ranking, dcg, ranked
 
 METHODS = ('rrf', 'zscore')
 DEPTH, RRF_K = 1000, 60

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
+from dprjax.base.ranking import Ranking
 from dprjax.retrieval import bm25_index, fusion
-from dprjax.text.rankings import Ranking
 
 
 class Hybrid(NamedTuple):

@@ -10,7 +10,6 @@ each relevant document among the first k, over min(k, R) for R relevant document
 ir_measures divides by R.
 """
 
-import itertools
 import math
 import re
 import warnings
@@ -22,7 +21,6 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.ranking import dcg
-from dprjax.text.fields import UnicodeForms
 from dprjax.text.qrels import Qrels
 from dprjax.text.trec import Run
 
@@ -97,14 +95,11 @@ class Measuring:
     self._found = np.zeros(len(self._qrels), bool)
     self._unjudged = self._retrieved = 0
     self._first: list[str] = []  # first queries of the run, for a message
-    self._forms = UnicodeForms(itertools.chain(self._qrels, *self._qrels.values()))
-    self.hint = ''  # on an id of the run in another Unicode form
     self.any_judged = False  # whether a document of the run is judged for its query
 
   def add(self, run: Run) -> None:
     """Measures the judged queries of a piece."""
     self._first += run.query_ids[: 4 - len(self._first)]
-    self.hint = self.hint or self._forms.hint(itertools.chain(run.query_ids, run.doc_ids))
     rows = {
       query_id: slice(start, stop)
       for query_id, start, stop in zip(
@@ -129,7 +124,6 @@ class Measuring:
     if not self._found.any():
       raise InputError(
         f'no judged query is in the run (judged: {_some(qrels)}; in the run: {_some(self._first)})'
-        f'{self.hint}'
       )
     query_ids = list(qrels)
     missing = np.flatnonzero(~self._found).tolist()

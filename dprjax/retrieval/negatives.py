@@ -26,13 +26,12 @@ import pyarrow as pa
 from jaxtyping import UInt64
 
 from dprjax.base import cli, files, hashes
-from dprjax.base.counts import counted
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.retrieval import mined
 from dprjax.text import runs, texts
 from dprjax.text.qrels import read_qrels
-from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import PassageRecord, read_texts
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from dprjax.encoding.embedder import (
   ProgressFn,
   check_size,
   count_from,
-  encoder_row_bytes,
   local_mesh,
   local_parts,
   place,
@@ -88,9 +87,7 @@ class Reranker:
     self.dtype, self.truncated = arithmetic.name, 0
     placed = place_backbone(mesh, config, backbone.params, arithmetic)
     self._params, self._template = (placed, *place(mesh, own)), template
-    self._embedder = Embedder(
-      embed, mesh, batch_size, max_length, tokenizer.pad_id, encoder_row_bytes(config)
-    )
+    self._embedder = Embedder(embed, mesh, batch_size, max_length, tokenizer.pad_id)
 
   @property
   def sha256(self) -> str:

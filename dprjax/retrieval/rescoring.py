@@ -18,7 +18,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.text import trec
-from dprjax.text.fields import in_all_forms, report_ids
+from dprjax.text.fields import report_ids
 from dprjax.text.texts import Texts, read_several
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def rescore(
     if (_read_parts(parts_folder) or {}).get('settings') == settings:  # left by a killed command
       files.discard(parts_folder)
     return done
-  query_texts = read_several(queries, 'query', in_all_forms(kept.query_ids))
+  query_texts = read_several(queries, 'query', set(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
   report_ids(
@@ -75,17 +75,15 @@ def rescore(
     f'{", ".join(queries)}',
     unknown_queries,
     'left out',
-    query_texts,
   )
   doc_ids = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()]
-  doc_texts = read_several(corpus, 'passage', in_all_forms(doc_ids))
+  doc_texts = read_several(corpus, 'passage', set(doc_ids))
   known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
   report_ids(
     f'{run}: {counted(len(unknown_docs), "passages")} not in {", ".join(corpus)}',
     unknown_docs,
     'left out',
-    doc_texts,
   )
   kept = kept.keep(known_queries[kept.query_of_row()] & known_docs[kept.docs])
   if not len(kept.docs):

@@ -248,7 +248,6 @@ class Feed:
     return self._cache.query_lengths[drawn.queries], self._cache.passage_lengths[drawn.passages]
 
   def names(self, batch: Batch) -> list[str]:
-    """The ids of queries and positives, for messages."""
     return [
       f'{query} with {passage}'
       for query, passage in zip(

@@ -14,8 +14,6 @@ from dprjax.base.progress import Progress
 from dprjax.text import seen, sources
 from dprjax.text.splitting import document_of
 from dprjax.text.texts import Text
-from dprjax.text.tokenizing import Tokenizer
-from dprjax.text.vector_spec import SIDES
 
 SAMPLES = 3
 
@@ -34,13 +32,6 @@ class Finding(NamedTuple):
     return '\n'.join(lines)
 
 
-class Limits(NamedTuple):
-  """A tokenizer, and by side the maximum tokens of a text, with special tokens."""
-
-  tokenizer: Tokenizer
-  most: dict[str, int]
-
-
 def splits_of(path: str) -> list[str]:
   """The splits of a data set, by the names of its files."""
   found = epath.Path(path)
@@ -55,31 +46,27 @@ def splits_of(path: str) -> list[str]:
 
 
 def check(
-  path: str, splits: Sequence[str], columns: str = '', limits: Limits | None = None
+  path: str, splits: Sequence[str], columns: str = ''
 ) -> Iterator[tuple[str, list[Finding]]]:
-  """Yields (title, findings) for each split, for the passages, and for the overlap of splits.
-
-  Args:
-    limits: for counting the texts that will be cut.
-  """
+  """Yields (title, findings) for each split, for the passages, and for the overlap of splits."""
   loaded = {
     split: sources.load_dataset(sources.Source(path, split=split, columns=columns))
     for split in splits
   }
   for split, dataset in loaded.items():
-    yield f'{split}: {dataset.files["qrels"]} ({dataset.format})', _of_split(dataset, limits)
+    yield f'{split}: {dataset.files["qrels"]} ({dataset.format})', _of_split(dataset)
   corpora: dict[str, list[sources.Dataset]] = {}
   for dataset in loaded.values():
     corpora.setdefault(str(dataset.files['corpus']), []).append(dataset)
   for name, several in corpora.items():
-    yield f'passages: {name}', _of_passages(several, limits)
+    yield f'passages: {name}', _of_passages(several)
   names = list(loaded)
   for place, one in enumerate(names):
     for other in names[place + 1 :]:
       yield f'{one} and {other}', _shared(loaded[one], loaded[other])
 
 
-def _of_split(dataset: sources.Dataset, limits: Limits | None) -> list[Finding]:
+def _of_split(dataset: sources.Dataset) -> list[Finding]:
   queries = dataset.queries
   positives = [len(dataset.positives(query.id)) for query in queries]
   found = [
@@ -98,13 +85,10 @@ def _of_split(dataset: sources.Dataset, limits: Limits | None) -> list[Finding]:
     if first.setdefault(digest := _digest(query.text), query) is not query
   ]
   found.append(Finding(len(twice), 'queries with the text of another', tuple(twice[:SAMPLES])))
-  if limits is not None:
-    found.append(_cut([*queries], 'query', limits))
   return [one for one in found if one.number]
 
 
-def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> list[Finding]:
-  """Findings about the passages that these splits share."""
+def _of_passages(several: Sequence[sources.Dataset]) -> list[Finding]:
   dataset = several[0]
   unknown = {
     id_: query
@@ -116,9 +100,8 @@ def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> l
     for id_ in ids
   }
   empty: list[str] = []
-  copies, words, total, cut = hashes.Copies(), array.array('i'), 0, 0
+  copies, words, total = hashes.Copies(), array.array('i'), 0
   samples: list[Text] = []
-  long: list[str] = []
   progress = Progress('passages', task='checking')
   for part in _batches(dataset.passages, _READ):
     copies.add(b''.join(_digest(one.text) for one in part), range(total, total + len(part)))
@@ -127,14 +110,9 @@ def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> l
     empty += [one.id for one in part if not one.text.strip()]
     for one in part:
       unknown.pop(one.id, None)
-    if limits is not None:
-      found = _cut(part, 'passage', limits)
-      cut += found.number
-      long += found.samples[: SAMPLES - len(long)]
     total += len(part)
     progress.advance(len(part))
   pairs = copies.pairs()
-  report, other = dataset.report, sources.OTHER_FORM.format('passages')
   findings = [
     Finding(total, 'passages', _shown(samples)),
     _summary(np.frombuffer(words, np.int32), 'passages'),
@@ -145,8 +123,6 @@ def _of_passages(several: Sequence[sources.Dataset], limits: Limits | None) -> l
       'passages that are judged or negatives, and are not in the corpus',
       tuple(f'{id_} of query {query}' for id_, query in unknown.items())[:SAMPLES],
     ),
-    Finding(report.counts[other], other, tuple(report.examples.get(other, ())[:SAMPLES])),
-    Finding(cut, f'passages {_cut_words("passage", limits)}', tuple(long)),
   ]
   return [one for one in findings if one.number]
 
@@ -186,22 +162,6 @@ def _pairs(dataset: sources.Dataset, pairs: np.ndarray) -> tuple[str, ...]:
     f'{at[first].id} and {at[again].id}: {at[first].text:.100}'
     for first, again in pairs[:SAMPLES].tolist()
   )
-
-
-def _cut(texts: Sequence[Text], side: str, limits: Limits) -> Finding:
-  most = limits.most[side]
-  encoded = limits.tokenizer.backend.encode_batch_fast([one.text for one in texts])
-  long = [
-    f'{text.id}: {len(tokens.ids):,} tokens: {text.text:.80}'
-    for text, tokens in zip(texts, encoded, strict=True)
-    if len(tokens.ids) > most
-  ]
-  name = 'queries' if side == SIDES[0] else 'passages'
-  return Finding(len(long), f'{name} {_cut_words(side, limits)}', tuple(long[:SAMPLES]))
-
-
-def _cut_words(side: str, limits: Limits | None) -> str:
-  return f'of more than {limits.most[side]} tokens: cut there' if limits else ''
 
 
 def _lengths(texts: Sequence[Text], name: str) -> Finding:

@@ -24,7 +24,7 @@ import numpy as np
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.text import beir
+from dprjax.text.qrels import write_dataset
 
 STDLIB = 'stdlib'
 PACKAGES = (STDLIB, 'numpy', 'scipy', 'jax', 'flax', 'optax')
@@ -98,7 +98,7 @@ def build(
     splits[split] += asking[page]
 
   with files.atomic_path(out_dir) as folder:
-    beir.write(
+    write_dataset(
       folder,
       (
         {'_id': entry.name, 'title': entry.name, 'text': entry.body}

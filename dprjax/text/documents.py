@@ -20,17 +20,18 @@ Each letter of a script without spaces counts as a word.
 """
 
 import io
+import itertools
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import regex
+import sentencex
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.text import records
-from dprjax.text.sentences import paragraphs, split_sentences
 
 WORDS = 150
 """Most words of a passage: with a title, most passages fit into the 256 tokens of MiniLM."""
@@ -65,7 +66,6 @@ def read_passages(path: files.PathLike, name: str) -> Iterator[Passage]:
 
 
 def read_paragraphs(path: files.PathLike) -> Iterator[Paragraph]:
-  """The paragraphs of a document."""
   match records.ending_of(path):
     case 'txt':
       for paragraph in paragraphs(reading.read_lines(path, 'document')):
@@ -195,3 +195,20 @@ def _pdf(path: files.PathLike) -> Iterator[Paragraph]:
       f'{path}: pypdf cannot read it ({type(error).__name__}: {why:.200}); save it again, or move '
       'it away'
     ) from error
+
+
+def split_sentences(text: str, language: str = 'en') -> list[str]:
+  """The sentences of a text, with single spaces; a newline ends a sentence, and no words are lost.
+
+  ``language`` is an ISO 639 code; sentencex takes English rules for an unknown one.
+  """
+  spans = (
+    sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line)
+  )
+  return [' '.join(words) for words in spans if words]
+
+
+def paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+  """Joins numbered lines; a gap in the numbers is a blank line, which ends a paragraph."""
+  for _, block in itertools.groupby(enumerate(lines), key=lambda pair: pair[1][0] - pair[0]):
+    yield ' '.join(line.strip() for _, (_, line) in block)

@@ -4,17 +4,16 @@
 |---|---|
 | dpr | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}` |
 | tevatron | `{query_id, query, positive_passages, negative_passages}` |
-| tevatron2 | `{query_id, query_text, positive_document_ids, negative_document_ids}` and a corpus |
-| flagembedding | `{query, pos: [text], neg: [text], prompt, pos_scores, neg_scores}` |
+| flagembedding | `{query, pos: [text], neg: [text], prompt}` |
 | arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
 | table | columns such as query, positive, negative or label, by their names (`USUAL`) |
 | ids | a table with ids of a corpus: columns such as query, positive_id, negative or label |
 
 DPR passages are `{title, text, passage_id}`, Tevatron passages `{docid, title, text}`. Mining adds
 `retriever`, `rank`, `score` and `sources` to Tevatron negatives. FlagEmbedding calls the text
-before a query `prompt`, and its scores come from a teacher (`read_reranker_scores`). In a table, a
-column with the role `prompt` is put before the query, with a space. `dprjax.text.records` lists
-the kinds of files. Errors name the file, the line and the expected content.
+before a query `prompt`. In a table, a column with the role `prompt` is put before the query, with a
+space. `dprjax.text.records` lists the kinds of files. Errors name the file, the line and the
+expected content.
 
 A row of a table has a query, a passage or a list of passages in `positive`, and negatives in
 `negative` or `negative_1`, `negative_2` and so on. A `label` is a whole number: the grade of the
@@ -123,18 +122,8 @@ class _FlagEmbedding(msgspec.Struct):
   pos: list[str]
   neg: list[str] | None = None
   prompt: str | None = None
-  pos_scores: list[float] | None = None
-  neg_scores: list[float] | None = None
   query_id: Id | None = None
   id: Id | None = None
-
-
-class _Tevatron2(msgspec.Struct):
-  query_id: Id
-  query_text: str | None = None
-  query: str | None = None
-  positive_document_ids: list[Id] = []
-  negative_document_ids: list[Id] | None = None
 
 
 class _Arxiv(msgspec.Struct):
@@ -183,7 +172,7 @@ def _of_corpus(_given: Any, _title: Any, id_: str, where: str) -> Passage:
 
 
 def _naming(format: str) -> Callable[[Id | None, str | None, str, str], Passage]:
-  return _of_corpus if format in ('tevatron2', 'ids') else _Naming()
+  return _of_corpus if format == 'ids' else _Naming()
 
 
 def digest_of(text: str) -> str:
@@ -311,8 +300,8 @@ def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) ->
     return 'table'
   raise InputError(
     f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '
-    'positive_passages or positive_document_ids (Tevatron), pos (FlagEmbedding), positive_ctxs '
-    '(DPR), abstract (arXiv), or columns such as query and positive; if corpus or queries are in '
+    'positive_passages (Tevatron), pos (FlagEmbedding), positive_ctxs (DPR), abstract (arXiv), or '
+    ' columns such as query and positive; if corpus or queries are in '
     'files beside it, name the folder'
   )
 
@@ -326,14 +315,7 @@ def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
 
 
 def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-  """Yields (query id, [(passage id, teacher score), ...]) of a file that has scores.
-
-  Scores are the ``reranker_score`` of a Tevatron jsonl, or the ``pos_scores`` and ``neg_scores`` of
-  FlagEmbedding, with the ids of `read_examples`.
-  """
-  if 'pos' in records.names_of(path, 'teacher scores'):
-    yield from _read_flag_scores(path)
-    return
+  """Yields (query id, [(passage id, ``reranker_score``), ...]) of a Tevatron jsonl."""
   for number, record in reading.read_jsonl(path, 'teacher scores', _Scored):
     where = f'{path}, line {number}'
     scores = [
@@ -342,23 +324,6 @@ def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str
       if entry.reranker_score is not None
     ]
     yield check_id(record.query_id, where), scores
-
-
-def _read_flag_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-  naming = _Naming()
-  for number, where, record in records.read_as(path, 'teacher scores', _FlagEmbedding):
-    scored: list[tuple[str, float]] = []
-    for side, texts, scores in (
-      ('pos', record.pos, record.pos_scores),
-      ('neg', record.neg or [], record.neg_scores),
-    ):
-      passages = [naming(None, None, text, where).id for text in texts]
-      if scores:
-        if len(scores) != len(texts):
-          raise InputError(f'{where}: {len(scores)} {side}_scores for {len(texts)} {side}')
-        scored += zip(passages, scores, strict=True)
-    given = record.id if record.query_id is None else record.query_id
-    yield str(number) if given is None else check_id(given, where), scored
 
 
 # The parser of each format returns the query id, its text, positives and negatives, whose ids are
@@ -393,25 +358,9 @@ def _dpr(record: _Dpr) -> _Parts:
 
 def _flagembedding(record: _FlagEmbedding) -> _Parts:
   texts: list[str] = record.neg or []
-  scores = record.neg_scores or ()
   negatives = _plain((None, None, text) for text in texts)
-  if len(scores) == len(texts):
-    negatives = [
-      (passage, negative._replace(score=score))
-      for (passage, negative), score in zip(negatives, scores, strict=True)
-    ]
   id_ = record.id if record.query_id is None else record.query_id
   return id_, record.query, [(None, None, text) for text in record.pos], negatives
-
-
-def _tevatron2(record: _Tevatron2) -> _Parts:
-  # The texts are in the corpus.
-  positives, negatives = (
-    [(None, None, str(id_)) for id_ in ids]
-    for ids in (record.positive_document_ids, record.negative_document_ids or ())
-  )
-  query = record.query if record.query_text is None else record.query_text
-  return record.query_id, query or '', positives, _plain(negatives)
 
 
 def _arxiv(record: _Arxiv) -> _Parts:
@@ -425,7 +374,6 @@ def _unmined(passages: list[Passage]) -> list[tuple[Passage, Negative]]:
 
 _FORMATS: dict[str, tuple[Callable[[Any], _Parts], type, str]] = {
   'tevatron': (_tevatron, _Tevatron, 'positive_passages'),
-  'tevatron2': (_tevatron2, _Tevatron2, 'positive_document_ids'),
   'flagembedding': (_flagembedding, _FlagEmbedding, 'pos'),
   'dpr': (_dpr, _Dpr, 'positive_ctxs'),
   'arxiv': (_arxiv, _Arxiv, 'abstract'),

@@ -4,18 +4,14 @@ import collections
 import hashlib
 import logging
 import re
-import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 
-from dprjax.base import reading
+from dprjax.base import hashes, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-
-if TYPE_CHECKING:
-  from dprjax.base import hashes
 
 # Control characters and the line separators of Python splitlines and editors; byte-order marks,
 # which joined files leave inside; and halves of surrogate pairs, from command lines with bytes that
@@ -66,26 +62,6 @@ def check_unique(ids: Sequence[str], where: str) -> None:
     raise InputError(f'{where}: the id {twice!r:.80} occurs twice; ids must be unique')
 
 
-class UnicodeForms:
-  """Finds ids that equal these but for their Unicode form, which some tools change."""
-
-  def __init__(self, ids: Iterable[str]):
-    self._known = {unicodedata.normalize('NFC', id_): id_ for id_ in ids if not id_.isascii()}
-
-  def hint(self, ids: Iterable[str]) -> str:
-    """The end of a message on the first such id, or ''."""
-    for id_ in ids if self._known else ():
-      if not id_.isascii() and self._known.get(unicodedata.normalize('NFC', id_), id_) != id_:
-        return f'; {id_:.80} is there in another Unicode form (NFC, NFD): write ids in one form'
-    return ''
-
-
-def in_all_forms(ids: Iterable[str]) -> set[str]:
-  """The ids, and their other Unicode forms (NFC, NFD)."""
-  found = set(ids)
-  return found | {unicodedata.normalize(form, id_) for id_ in found for form in ('NFC', 'NFD')}
-
-
 class UniqueIds:
   """Ids of one file, which must be unique.
 
@@ -107,56 +83,44 @@ class UniqueIds:
       )
 
 
-_AT_ONCE = 1 << 16  # ids checked immediately
-
-
 class ManyIds:
   """Ids of an input of any length, which must be unique.
 
-  A repeated id is refused at once among the first ``_AT_ONCE``, and in `finish` otherwise, by
-  digests of 16 bytes (`hashes.Copies`).
+  `finish` compares them, by digests of 16 bytes (`hashes.Copies`).
   """
+
+  _AT_ONCE = 1 << 16
 
   def __init__(self, kind: str):
     self._kind = kind
     self._files: list[tuple[str, str]] = []
-    self._first: dict[str, int] = {}
     self._waiting: list[tuple[str, int]] = []
-    self._copies: hashes.Copies | None = None
+    self._copies = hashes.Copies()
 
   def begin(self, file: PathLike, unit: str = 'line') -> None:
     """Begins a file, whose ids have places called lines or rows."""
     self._files.append((str(file), unit))
 
   def add(self, id_: str, number: int) -> None:
-    """Adds an id on line ``number``."""
-    place = len(self._files) - 1 << 40 | number
-    if self._copies is not None:
-      self._waiting.append((id_, place))
-      if len(self._waiting) == _AT_ONCE:
-        self._flush()
-      return
-    first = self._first.setdefault(id_, place)
-    if first != place:
-      raise self._twice(first, place, f' {id_!r:.80}')
-    if len(self._first) == _AT_ONCE:
-      # numpy and pyarrow take half a second to import, which few inputs need.
-      from dprjax.base import hashes
-
-      self._copies = hashes.Copies()
-      self._waiting, self._first = list(self._first.items()), {}
+    self._waiting.append((id_, len(self._files) - 1 << 40 | number))
+    if len(self._waiting) == self._AT_ONCE:
       self._flush()
 
   def finish(self) -> None:
     """Raises InputError if an id occurred twice."""
-    if self._copies is None:
-      return
     self._flush()
-    if len(pairs := self._copies.pairs()):
-      raise self._twice(*pairs[0].tolist())
+    if not len(pairs := self._copies.pairs()):
+      return
+    places = pairs[0].tolist()
+    (file, unit), (other, other_unit) = (self._files[place >> 40] for place in places)
+    first, again = (place & (1 << 40) - 1 for place in places)
+    where = '' if other == file else f'{other}, '
+    raise InputError(
+      f'{file}: {self._kind} id is on {unit} {first} and again on {where}{other_unit} {again}; ids '
+      'must be unique'
+    )
 
   def _flush(self) -> None:
-    assert self._copies is not None
     digests = b''.join(
       hashlib.blake2b(id_.encode('utf-8', 'surrogatepass'), digest_size=16).digest()
       for id_, _ in self._waiting
@@ -164,25 +128,11 @@ class ManyIds:
     self._copies.add(digests, [place for _, place in self._waiting])
     self._waiting = []
 
-  def _twice(self, first: int, again: int, id_: str = '') -> InputError:
-    (file, unit), (other, other_unit) = (self._files[place >> 40] for place in (first, again))
-    mask = (1 << 40) - 1
-    where = '' if other == file else f'{other}, '
-    return InputError(
-      f'{file}: {self._kind} id{id_} is on {unit} {first & mask} and again on '
-      f'{where}{other_unit} {again & mask}; ids must be unique'
-    )
 
-
-def report_ids(
-  sentence: str, ids: Sequence[str], then: str = '', known: Iterable[str] = ()
-) -> None:
-  """Logs a problem with ids, if any, and its remedy.
-
-  ``known`` are ids that may equal them but for their Unicode form, which is then said.
-  """
+def report_ids(sentence: str, ids: Sequence[str], then: str = '') -> None:
+  """Logs a problem with ids, if any, and its remedy."""
   if not ids:
     return
   listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
   message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
-  logger.info('%s', message + (f'; {then}' if then else '') + UnicodeForms(ids).hint(known))
+  logger.info('%s', message + (f'; {then}' if then else ''))

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from dprjax.base import arrays, files, outputs, provenance
+from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
-from dprjax.text.read_report import ReadReport
 
 _WAIT_S = 24 * 3600.0  # for process 0
 _log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ _log = logging.getLogger(__name__)
 
 
 def names(given: str) -> list[str]:
-  """The columns."""
   return list(_load(given).column_names)
 
 

@@ -1,4 +1,6 @@
-"""Relevance judgements: a BEIR tsv with a header, four columns (TREC, MS MARCO), or three columns.
+"""Relevance judgements, and folders of data sets with them (`write_dataset`).
+
+A file is a BEIR tsv with a header, four columns (TREC, MS MARCO), or three columns.
 
 A grade is a whole number of 32 bits, also written as 1.0. A grade above 0 is relevant; below 0, as
 TREC marks junk, is not. Between tabs, ids may contain spaces, and an id that begins with a quote is
@@ -8,14 +10,18 @@ grade.
 
 import csv
 import itertools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.text.columns import split_rows
-from dprjax.text.fields import check_id
+from dprjax.text.fields import UniqueIds, check_id
+from dprjax.text.records import split_rows
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""
@@ -64,3 +70,36 @@ def write_qrels(path: files.PathLike, qrels: Mapping[str, Mapping[str, int]]) ->
     rows.writerow(('query-id', 'corpus-id', 'score'))
     for query_id, judged in qrels.items():
       rows.writerows((query_id, doc_id, grade) for doc_id, grade in judged.items())
+
+
+def write_dataset(
+  folder: files.PathLike,
+  passages: Iterable[Mapping[str, Any]],
+  queries: Iterable[Mapping[str, Any]],
+  judged: Mapping[str, Qrels],
+) -> tuple[int, int]:
+  """Writes a BEIR folder; returns the numbers of passages and queries.
+
+  Args:
+    passages: ``{_id, title, text, categories}``; title and categories are optional.
+    queries: ``{_id, text}``.
+  """
+  root = epath.Path(folder)
+  (root / 'qrels').mkdir(parents=True)
+  counts = (
+    write_lines(root / 'corpus.jsonl', passages),
+    write_lines(root / 'queries.jsonl', queries),
+  )
+  for split, qrels in judged.items():
+    write_qrels(root / 'qrels' / f'{split}.tsv', qrels)
+  return counts
+
+
+def write_lines(path: epath.Path, records: Iterable[Mapping[str, Any]]) -> int:
+  """Writes records with an ``_id`` as JSON lines; returns their number."""
+  ids, count = UniqueIds(path.name, 'the'), 0
+  with files.no_room(path), path.open('wb') as file:
+    for count, record in enumerate(records, 1):
+      ids.add(record['_id'], count)
+      file.write(json.dumps(record, ensure_ascii=False).encode() + b'\n')
+  return count

@@ -16,14 +16,16 @@ The index of pandas is the column `INDEX` in each. All but .parquet may be compr
 batch of them, is in memory at a time.
 """
 
+import csv
 import itertools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dprjax.base import files, reading
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.given import identifier
-from dprjax.text import columns
 
 if TYPE_CHECKING:
   import pyarrow.parquet as pq
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 
 ENDINGS = ('jsonl', 'json', 'csv', 'tsv', 'parquet')
-INDEX = columns.UNNAMED.format(0)
+UNNAMED = 'Unnamed: {}'
+INDEX = UNNAMED.format(0)
 
 _QUOTED = (['id', 'text'], ['id', 'text', 'title'])
 _BATCH = 1024  # rows of a parquet file at a time
 _TEXT: Any = str | None
+# A limit of the whole process; some passages are longer than the default of 131,072 characters.
+csv.field_size_limit(reading.MAX_ENTRY)
 
 
 class Row(NamedTuple):
@@ -202,21 +207,21 @@ def _read_table(path: files.PathLike, what: str, unnamed: Unnamed | None) -> Ite
   first = next(((number, line) for number, line in lines if line.strip()), None)
   if first is None:
     return
-  tabs, delimiter = ending_of(path) != 'csv', columns.delimiter_of(first[1])
-  header = columns.names_of(first[1], delimiter)
+  tabs, delimiter = ending_of(path) != 'csv', _delimiter_of(first[1])
+  header = _names_of(first[1], delimiter)
   if len(header) == 1 or (unnamed and not unnamed.is_header(header)):
     delimiter = '\t' if tabs else ','
-    header = columns.names_of(first[1], delimiter)
+    header = _names_of(first[1], delimiter)
   names: Sequence[str] = ()
   positions: Sequence[Sequence[str]] | None = None
   if unnamed is not None and not unnamed.is_header(header):
     positions = unnamed.positions
   quoted = not tabs or (positions is None and ('"' in first[1] or header in _QUOTED))
-  rows = columns.split_rows(itertools.chain([first], lines), place, delimiter, quoted=quoted)
+  rows = split_rows(itertools.chain([first], lines), place, delimiter, quoted=quoted)
   for number, cells in rows:
     where = f'{place}, line {number}'
     if not names:
-      names = columns.header_of(cells)
+      names = _header_of(cells)
       if positions is not None:
         names = next((one for one in positions if len(one) == len(cells)), ())
       if not names or len(set(names)) < len(names):
@@ -228,6 +233,84 @@ def _read_table(path: files.PathLike, what: str, unnamed: Unnamed | None) -> Ite
       if positions is None:
         continue
     yield Row(number, where, dict(zip(names, cells, strict=True)))
+
+
+def split_rows(
+  lines: Iterable[tuple[int, str]], name: str, delimiter: str | None = '\t', *, quoted: bool
+) -> Iterator[tuple[int, list[str]]]:
+  """(number of its first line, values) of every row; blank lines between rows are left out.
+
+  Lines are read lazily: no line after the end of the present row has been read.
+
+  Args:
+    lines: numbers and lines without their newlines, blank lines too.
+    delimiter: None: white space.
+    quoted: whether values may be in quotes, as the Python csv module writes them.
+  """
+  width = first = 0
+  raw = ((number, line.split(delimiter)) for number, line in lines if line.strip())
+  for number, cells in _quoted_rows(lines, name, delimiter or ' ') if quoted else raw:
+    if not first:
+      first, width = number, len(cells)
+    if len(cells) != width:
+      raise InputError(
+        f'{name}, line {number}: {counted(len(cells), "columns")} between '
+        f'{delimiter or "spaces"!r}; expected {width}, as in line {first}'
+      )
+    yield number, cells
+
+
+def _quoted_rows(
+  lines: Iterable[tuple[int, str]], name: str, delimiter: str
+) -> Iterator[tuple[int, list[str]]]:
+  taken: list[tuple[int, str]] = []
+
+  def take() -> Iterator[str]:
+    for number, line in lines:
+      taken.append((number, line))
+      # The csv module accepts a carriage return only in quotes. No line has a null byte.
+      yield line.replace('\r', '\0') + '\n'
+
+  try:
+    # Strict: an unclosed quote is an error; otherwise the value would reach to the end of the file.
+    for cells in csv.reader(take(), delimiter=delimiter, strict=True):
+      number = taken[0][0]
+      if len(taken) > 1 and all(_is_row(line, delimiter, len(cells)) for _, line in taken):
+        raise csv.Error(
+          f'one quoted value spans {len(taken)} lines that look like rows; if they are one row, '
+          'put all its values in quotes'
+        )
+      taken.clear()
+      if ''.join(cells).strip():
+        yield number, [cell.replace('\0', '\r') for cell in cells]
+  except csv.Error as error:
+    raise InputError(
+      f'{name}, line {taken[0][0]}: {error}; put a value with a quote, a newline or the delimiter '
+      'in quotes, and write each quote within them twice'
+    ) from error
+
+
+def _is_row(line: str, delimiter: str, width: int) -> bool:
+  """Whether a line inside a quoted value looks like a row with an unquoted id."""
+  cells = line.split(delimiter)
+  return len(cells) == width > 1 and cells[0].split() == [cells[0]] and cells[0][0] != '"'
+
+
+def _header_of(cells: Iterable[str]) -> list[str]:
+  """The names of columns; those without a name have the one that pandas gives them."""
+  return [cell.strip() or UNNAMED.format(place) for place, cell in enumerate(cells)]
+
+
+def _delimiter_of(header: str) -> str:
+  """A tab if there is one outside of quotes, else what occurs most often."""
+  bare = re.sub('"[^"]*"', '', header)
+  return '\t' if '\t' in bare else max(',;|', key=bare.count)
+
+
+def _names_of(line: str, delimiter: str = '\t') -> list[str]:
+  """The names in a header, in lower case and without quotes."""
+  names = _header_of(name.strip().strip('"') for name in line.split(delimiter))
+  return [name.lower() for name in names]
 
 
 def _read_parquet(path: files.PathLike, what: str) -> Iterator[Row]:

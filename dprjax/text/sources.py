@@ -5,7 +5,7 @@
 | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | see `text.texts`, `text.qrels` |
 | msmarco | collection.tsv or psgs_w100.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
 | dpr, tevatron, flagembedding, arxiv, table | SPLIT.jsonl | see `text.examples` |
-| tevatron2, ids | corpus.jsonl, SPLIT.jsonl | likewise |
+| ids | corpus.jsonl, SPLIT.jsonl | likewise |
 
 In place of .jsonl a file may be .json, .csv, .tsv or .parquet (`text.records`). A folder may
 also have one BEIR folder for each split, SPLIT/corpus.jsonl and so on, as from ``dprjax.papers``.
@@ -14,29 +14,24 @@ grades above 0 are positives, unknown ids are counted, and a passage without tex
 never a positive.
 """
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from etils import epath
 
-from dprjax.base import draws, files, provenance, reading
+from dprjax.base import files, hashes, reading
+from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 from dprjax.text import examples, inputs, records, texts
 from dprjax.text.examples import Negative
-from dprjax.text.fields import UnicodeForms, UniqueIds
+from dprjax.text.fields import UniqueIds
 from dprjax.text.qrels import Qrels, judge, read_qrels
-from dprjax.text.read_report import ReadReport
 from dprjax.text.texts import Passage, Query
 
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
 WITH_CATEGORIES = ('beir', 'arxiv')
-_WITH_CORPUS = ('tevatron2', 'ids')  # beside the examples
 
-_LARGEST_KEPT = 1 << 29  # bytes of files whose content is kept in memory
-_KEPT_BYTES = 1 << 30  # of all kept content
-_COMPRESSION = 4  # assumed growth of a compressed file
 _COLLECTIONS = ('collection.tsv', 'psgs_w100.tsv')
 _OWN = {  # files of a BEIR folder, by side
   side: tuple(name for name in names if name not in _COLLECTIONS)
@@ -50,7 +45,6 @@ _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
 _UNKNOWN_QUERIES = 'judgements of a query that is not in the queries: ignored'
 _UNKNOWN_NEGATIVES = 'negatives that are not in the corpus: ignored'
-OTHER_FORM = '{} whose ids are judged in another Unicode form (NFC, NFD)'
 _POSITIVES = 'negatives that are positives of their query: ignored'
 
 Negatives = dict[str, list[Negative]]
@@ -114,16 +108,11 @@ class Dataset:
 
   @property
   def passages(self) -> Iterator[Passage]:
-    """A fresh stream over the corpus."""
     report = self.report
-    other_form = OTHER_FORM.format('passages')
-    report.forget('passages', other_form, _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
+    report.forget('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
     missing = {passage_id for grades in self.qrels.values() for passage_id in grades}
     missing.update(negative.id for rows in self.negatives.values() for negative in rows)
-    forms = UnicodeForms(missing)
     for passage in _read_passages(_how(self.source, self.format), self.files['corpus']):
-      if forms.hint([passage.id]):
-        report.count(other_form, passage.id)
       missing.discard(passage.id)
       report.count('passages')
       if not passage.text:
@@ -144,15 +133,12 @@ class Dataset:
       raise InputError(
         f'{self.files["corpus"]}: {self.format} has no categories; Topic-DPR needs beir or arxiv'
       )
-    return _once(_read_categories, _how(self.source, self.format), self.files['corpus'])
+    entries = texts.read_entries(self.files['corpus'], 'passage')
+    return {entry.record.id: entry.categories for entry in entries}
 
   def total_passages(self) -> int:
-    """The number of passages; counts the lines of long files without parsing them."""
-    path = self.files['corpus']
-    by_lines = self.format in ('beir', 'msmarco', 'arxiv') and records.ending_of(path) != 'parquet'
-    if by_lines and not _fit(path):
-      return sum(1 for _ in reading.read_lines(path, 'corpus file'))
-    return sum(1 for _ in _read_passages(_how(self.source, self.format), path))
+    how = _how(self.source, self.format)
+    return sum(1 for _ in _read_passages(how, self.files['corpus']))
 
   def positives(self, query_id: str) -> list[str]:
     """Ids of passages graded above 0, in the order of the file."""
@@ -163,11 +149,10 @@ def load_dataset(source: Source) -> Dataset:
   """Reads queries, judgements and negatives; `Dataset.passages` streams the passages."""
   format = _format_of(source)
   paths, how = locate(source), _how(source, format)
-  queries, qrels, negatives, report = _once(_read_queries, how, paths['queries'], paths['qrels'])
-  report = copy.deepcopy(report)
+  queries, qrels, negatives, report = _read_queries(how, paths['queries'], paths['qrels'])
   if 'negatives' in paths:
     negatives = {}
-    for query, mined in _once(_read_mined, how, paths['negatives']).items():
+    for query, mined in _read_mined(paths['negatives']).items():
       if query in qrels:
         negatives[query] = mined
       else:
@@ -200,8 +185,6 @@ def detect_format(path: files.PathLike, columns: str = '') -> str:
   if has_corpus and not (found / 'qrels').exists() and not inputs.variant(found, *_OWN['query']):
     for one in others:
       has = records.names_of(one, 'data file')
-      if 'positive_document_ids' in has:
-        return 'tevatron2'
       own = {role: name for role, name in named.items() if name in has}
       if {'query', 'positive_id'} <= records.find_roles(has, examples.USUAL, own, '').keys():
         return 'ids'
@@ -232,7 +215,7 @@ def locate(source: Source, roles: Sequence[str] = _ROLES) -> dict[str, epath.Pat
   def any_of(name: str) -> tuple[str, ...]:
     return tuple(f'{name}.{ending}' for ending in records.ENDINGS)
 
-  if format in ('beir', 'msmarco', *_WITH_CORPUS):
+  if format in ('beir', 'msmarco', 'ids'):
     names = {
       'corpus': _COLLECTIONS if format == 'msmarco' else _OWN['passage'],
       'queries': {
@@ -309,7 +292,6 @@ class _How(NamedTuple):
   columns: tuple[tuple[str, str], ...] = ()
 
   def of(self, *roles: str) -> dict[str, str]:
-    """The names for these roles."""
     return {role: name for role, name in self.columns if role in roles}
 
 
@@ -336,49 +318,7 @@ def _read_queries(how: _How, queries: epath.Path, judgements: epath.Path) -> _Qu
 
 
 def _read_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
-  return iter(_once(_read_corpus, how, path)) if _fit(path) else _parse_passages(how, path)
-
-
-def _read_corpus(how: _How, path: epath.Path) -> list[Passage]:
-  return list(_parse_passages(how, path))
-
-
-_content: dict[tuple[Any, ...], tuple[int, Any]] = {}  # estimated bytes and content, oldest first
-
-
-def _once(read: Callable[..., Any], how: _How, *paths: epath.Path) -> Any:
-  """The content of files, kept in memory for the dev split, the baseline and each fold.
-
-  When the total exceeds ``_KEPT_BYTES``, the least recently used content is dropped.
-  """
-  if not _fit(*paths):
-    return read(how, *paths)
-  key = read, how, paths, tuple(map(provenance.identity, paths))
-  found = _content.pop(key, None) or (_size(*paths), read(how, *paths))
-  _content[key] = found
-  while sum(size for size, _ in _content.values()) > _KEPT_BYTES:
-    del _content[next(iter(_content))]
-  return found[1]
-
-
-def _fit(*paths: epath.Path) -> bool:
-  return _size(*paths) <= _LARGEST_KEPT
-
-
-def _size(*paths: epath.Path) -> int:
-  """Estimated bytes of the text in the files."""
-  return sum(
-    path.stat().length * (_COMPRESSION if path.suffix in (*reading.COMPRESSED, '.parquet') else 1)
-    for path in paths
-  )
-
-
-def _read_categories(_: _How, path: epath.Path) -> dict[str, tuple[str, ...]]:
-  return {entry.record.id: entry.categories for entry in texts.read_entries(path, 'passage')}
-
-
-def _parse_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
-  if how.format in examples.FORMATS and how.format not in _WITH_CORPUS:
+  if how.format in examples.FORMATS and how.format != 'ids':
     found = examples.read_passages(how.format, path, dict(how.columns))
     return (passage for _, passage in found)
   columns = how.of(*texts.USUAL['passage'])
@@ -391,7 +331,7 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
   qrels: Qrels = {}
   negatives: Negatives = {}
   columns = dict(how.columns)
-  if how.format in _WITH_CORPUS:
+  if how.format == 'ids':
     columns = {role: name for role, name in columns.items() if role not in texts.USUAL['passage']}
   for number, example in examples.read_examples(how.format, path, columns):
     query = example.query
@@ -419,14 +359,10 @@ def _known(qrels: Qrels, queries: dict[str, Query], report: ReadReport) -> Qrels
     if query not in queries:
       for passage in grades:
         report.count(_UNKNOWN_QUERIES, f'{query} {passage}')
-  forms = UnicodeForms(qrels)
-  for query in queries:
-    if forms.hint([query]):
-      report.count(OTHER_FORM.format('queries'), query)
   return {query: grades for query, grades in qrels.items() if query in queries}
 
 
-def _read_mined(_: _How, path: epath.Path) -> Negatives:
+def _read_mined(path: epath.Path) -> Negatives:
   mined: Negatives = {}
   ids = UniqueIds(path, 'query')
   for number, query, negatives in examples.read_mined(path):
@@ -456,12 +392,12 @@ def _choose(
   if source.hold_out is not None:
     chosen = [query for query in chosen if held_out(query.id, fraction, seed) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
-    drawn = sorted(chosen, key=lambda query: draws.draw(query.id, seed, 'max_queries'))
+    drawn = sorted(chosen, key=lambda query: hashes.draw(query.id, seed, 'max_queries'))
     kept = {query.id for query in drawn[: source.max_queries]}
     chosen = [query for query in chosen if query.id in kept]
   if source.fold is not None:
     number, count, seed = source.fold
-    dealt = sorted(chosen, key=lambda query: draws.draw(query.id, seed, 'fold'))
+    dealt = sorted(chosen, key=lambda query: hashes.draw(query.id, seed, 'fold'))
     part = {query.id for query in dealt[number::count]}
     chosen = [query for query in chosen if (query.id in part) == source.held_out]
   if not chosen:
@@ -476,7 +412,7 @@ def _choose(
 
 def held_out(name: str, fraction: float, seed: int) -> bool:
   """Whether a query or a pair is held out."""
-  return draws.fraction(name, seed, 'hold_out') < fraction
+  return hashes.fraction(name, seed, 'hold_out') < fraction
 
 
 def _without_positives(

@@ -8,9 +8,9 @@ document of a passage ``PATH#n`` is ``PATH``; any other passage is a document by
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dprjax.base import draws, files
+from dprjax.base import files, hashes
 from dprjax.base.errors import InputError
-from dprjax.text import beir
+from dprjax.text.qrels import write_dataset
 from dprjax.text.sources import Dataset
 
 BY = ('auto', 'document', 'query')
@@ -50,7 +50,7 @@ def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -
 def write(dataset: Dataset, split: Split, folder: files.PathLike) -> tuple[int, int]:
   """Writes a BEIR folder with both splits; returns the numbers of passages and queries."""
   with files.atomic_path(folder) as out:
-    return beir.write(
+    return write_dataset(
       out,
       ({'_id': passage.id, 'text': passage.text} for passage in dataset.passages),
       ({'_id': query.id, 'text': query.text} for query in dataset.queries),
@@ -62,7 +62,6 @@ def write(dataset: Dataset, split: Split, folder: files.PathLike) -> tuple[int, 
 
 
 def document_of(passage_id: str) -> str:
-  """``PATH`` of ``PATH#n``."""
   path, mark, number = passage_id.rpartition('#')
   return path if mark and number.isdecimal() else passage_id
 
@@ -71,7 +70,7 @@ def _divide(dataset: Dataset, fraction: float, seed: int, by: str) -> Split:
   names = {query.id: query.id for query in dataset.queries}
   if by == 'document':
     names = _groups({id_: dataset.positives(id_) for id_ in names})
-  test = {id_ for id_, name in names.items() if draws.fraction(name, seed, 'test') < fraction}
+  test = {id_ for id_, name in names.items() if hashes.fraction(name, seed, 'test') < fraction}
   ids = list(names)
   return Split([id_ for id_ in ids if id_ not in test], [id_ for id_ in ids if id_ in test], by)
 

@@ -46,7 +46,6 @@ class Lists(NamedTuple):
     return np.repeat(np.arange(len(self.counts)), self.counts)
 
   def take(self, rows: jt.Int[np.ndarray, ' n']) -> 'Lists':
-    """The lists of these rows."""
     counts = self.counts[rows]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return Lists(self.flat[np.repeat(self.starts[rows], counts) + within], counts)
@@ -186,12 +185,10 @@ class Table:
 
 
 def integers(value: bytes) -> Integers:
-  """The integers of one row of a column."""
   return np.frombuffer(value, np.int32)
 
 
 def lists(values: Sequence[bytes]) -> Lists:
-  """The integers of several rows of a column."""
   counts = np.array([len(value) // 4 for value in values], np.int32)
   return Lists(integers(b''.join(values)), counts)
 

@@ -89,7 +89,6 @@ class _Ids:
 
 
 def _read(path: epath.Path) -> Iterator[_Pairs]:
-  """Keys of queries and passages, and their scores."""
   if not records.is_json(path):
     for block in runs.read_blocks(path, ranks=False):
       yield runs.keys(block.query_ids), runs.keys(block.doc_ids), block.scores

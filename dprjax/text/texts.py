@@ -11,13 +11,9 @@ of columns. Without a column of ids, the id is the number of the row, from 0. Er
 and the first line of a row.
 """
 
-import contextlib
 import hashlib
-import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import IO, Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from dprjax.base import files, given
 from dprjax.base.errors import InputError
@@ -37,15 +33,12 @@ Passage = Text
 
 
 class PassageRecord(NamedTuple):
-  """A passage as in its file."""
-
   id: str
   title: str
   text: str
 
   @property
   def joined(self) -> str:
-    """The text to encode."""
     return f'{self.title} {self.text}'.strip()
 
 
@@ -67,7 +60,6 @@ class Entry(NamedTuple):
 
   @property
   def categories(self) -> tuple[str, ...]:
-    """The categories of a passage."""
     return labels(self.values.get('categories'), f'{self.where}: categories')
 
 
@@ -182,11 +174,11 @@ class Texts:
     self.path, self.side = path, side
     self._wanted, self._columns = wanted, columns
     self._inputs = inputs.find(path, side)
-    self._kept: IO[bytes] | None = None
     self._unique = False  # whether a full pass has compared all ids
 
   def __iter__(self) -> Iterator[Text]:
-    return self._read() if self._kept is None else _unpack(self._kept)
+    for record, *_ in self.entries():
+      yield Text(record.id, record.joined if self.side == 'passage' else record.text.strip())
 
   def sha256(self) -> str:
     """SHA-256 of the file if the input is a single regular file, else of `digest`."""
@@ -194,23 +186,6 @@ class Texts:
     if more or first.document or files.is_hub_name(first.path):
       return digest(self)
     return files.sha256_file(files.regular_file(first.path, f'{self.side} file'))
-
-  @contextlib.contextmanager
-  def kept(self) -> Iterator['Texts']:
-    """Itself; within the block, the texts of a pipe are kept in a temporary file."""
-    if not any(files.is_special(one.path) for one in self._inputs):
-      yield self
-      return
-    with tempfile.TemporaryFile() as kept:
-      for text in self._read():
-        packed = msgspec.msgpack.encode(text)
-        kept.write(len(packed).to_bytes(4, 'big') + packed)
-      self._kept = kept
-      yield self
-
-  def _read(self) -> Iterator[Text]:
-    for record, *_ in self.entries():
-      yield Text(record.id, record.joined if self.side == 'passage' else record.text.strip())
 
   def entries(self) -> Iterator[Entry]:
     """The wanted texts with their titles and all other values."""
@@ -231,19 +206,12 @@ class Texts:
 
 
 def _cut(one: inputs.Input) -> Iterator[Entry]:
-  """The passages of a document."""
   from dprjax.text import documents  # imports slow modules
 
   for number, found in enumerate(documents.read_passages(one.path, one.name)):
     where = f'{one.path}, passage {number}'
     record = PassageRecord(check_id(found.id, where), found.title, found.text)
     yield Entry(record, number, where, {}, {})
-
-
-def _unpack(file: IO[bytes]) -> Iterator[Text]:
-  file.seek(0)
-  while size := file.read(4):
-    yield Text(*msgspec.msgpack.decode(file.read(int.from_bytes(size, 'big'))))
 
 
 def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:

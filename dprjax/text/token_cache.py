@@ -133,7 +133,6 @@ class TokenCache:
 
 
 def open_cache(directory: files.PathLike) -> TokenCache:
-  """Opens a cache that `build_cache` made."""
   path = epath.Path(directory)
   description, lengths = fingerprint.open_built(path, 'token_cache')
   if 'category_flat' in lengths:
@@ -318,7 +317,6 @@ def _find_copies(dataset: Dataset) -> tuple[jt.Int64[np.ndarray, 'copies 2'], in
 
 
 def _needed(dataset: Dataset) -> set[str]:
-  """Ids of passages named by queries."""
   named = {id_ for grades in dataset.qrels.values() for id_ in grades}
   return named | {one.id for several in dataset.negatives.values() for one in several}
 

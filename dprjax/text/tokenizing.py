@@ -1,34 +1,30 @@
-"""Text to token arrays: a Hugging Face tokenizer, frozen; WordPiece and sentencepiece vocabularies
-trained from scratch; padding.
-"""
+"""Text to token arrays: a Hugging Face tokenizer, frozen, and padding."""
 
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import os
+import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import jaxtyping as jt
 import numpy as np
-import sentencepiece
 import tokenizers
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.text import saved_tokenizers, sentence_files
+from dprjax.text import sentence_files
 
-_SPECIAL = {
-  'pad_token': '[PAD]',
-  'unk_token': '[UNK]',
-  'cls_token': '[CLS]',
-  'sep_token': '[SEP]',
-  'mask_token': '[MASK]',
-}
+_KEPT_FORMAT = 'dprjax.tokenizer.4'
+_PACKAGES = ('transformers', 'tokenizers', 'sentencepiece')
+_MOST = 64  # tokenizers kept, the newest
+# Files that a tokenizer may be read from; not weights.
+_TOKENIZER_ENDINGS = ('.json', '.txt', '.model', '.bpe', '.vocab', '.jinja')
 
 
 # Characters first read for each token. English has 4 or 5.
@@ -54,7 +50,6 @@ class PairFormat(NamedTuple):
 
   @property
   def specials(self) -> int:
-    """The number of special tokens."""
     return len(self.opening) + len(self.middle) + len(self.closing)
 
 
@@ -220,14 +215,66 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       f'{folder}/tokenizer_config.json: auto_map names Python code, which never runs; remove it'
     )
   settings = sentence_files.tokenizer_settings(folder)
-  key = saved_tokenizers.key_of(folder)
-  if (kept := saved_tokenizers.read(key)) is not None:
+  key = _key_of(folder)
+  if (kept := _read_kept(key)) is not None:
     backend = tokenizers.Tokenizer.from_str(kept.pop('backend'))
     return Tokenizer(backend, **kept)
   tokenizer = _load(folder, settings)
   fields = {field.name: getattr(tokenizer, field.name) for field in dataclasses.fields(tokenizer)}
-  saved_tokenizers.write(key, {**fields, 'backend': tokenizer.backend.to_str()})
+  _keep(key, {**fields, 'backend': tokenizer.backend.to_str()})
   return tokenizer
+
+
+def _key_of(folder: epath.Path) -> str:
+  """A hash of everything that the tokenizer of a folder depends on."""
+  digest = hashlib.sha256(_KEPT_FORMAT.encode())
+  for package in _PACKAGES:
+    digest.update(f'{package} {metadata.version(package)}\n'.encode())
+  for path in sorted(folder.iterdir(), key=lambda path: path.name):
+    if path.name.endswith(_TOKENIZER_ENDINGS) and path.is_file():
+      digest.update(f'{path.name} {files.sha256_file(path)}\n'.encode())
+  return digest.hexdigest()
+
+
+def _read_kept(key: str) -> dict[str, Any] | None:
+  """The fields given to `_keep`; None if the file is missing or damaged."""
+  path = _place(key)
+  if path is None or not path.is_file():
+    return None
+  try:
+    kept = reading.read_json_object(path, 'kept tokenizer')
+  except (InputError, OSError):
+    return None
+  fields = kept.get('fields')
+  return fields if isinstance(fields, dict) and kept.get('sha256') == _digest(fields) else None
+
+
+def _keep(key: str, fields: dict[str, Any]) -> None:
+  """Writes JSON values, if the cache directory can be written."""
+  path = _place(key)
+  if path is None:
+    return
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, {'sha256': _digest(fields), 'fields': fields})
+    by_age = sorted(
+      path.parent.glob('*.json'), key=lambda kept: kept.stat().st_mtime_ns, reverse=True
+    )
+    for old in by_age[_MOST:]:
+      old.unlink(missing_ok=True)
+  except (InputError, OSError):
+    return
+
+
+def _place(key: str) -> pathlib.Path | None:
+  try:
+    return files.user_cache() / 'tokenizers' / f'{key}.json'
+  except RuntimeError:  # no home directory
+    return None
+
+
+def _digest(fields: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _config_of(folder: epath.Path) -> dict[str, Any]:
@@ -295,99 +342,6 @@ def _lowers(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
   if isinstance(normalizer, tokenizers.normalizers.Sequence):
     return any(_lowers(one) for one in normalizer)  # type: ignore[attr-defined]  # by __getitem__
   return isinstance(normalizer, tokenizers.normalizers.Lowercase)
-
-
-def train_wordpiece(
-  texts: Iterable[str], vocab_size: int, out_dir: files.PathLike, lowercase: bool = True
-) -> Tokenizer:
-  """Trains a BERT WordPiece vocabulary and writes it as a directory for ``AutoTokenizer``.
-
-  Writes tokenizer.json, tokenizer_config.json and vocab.txt (an id a line).
-  """
-
-  def wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(
-      tokenizers.models.WordPiece(vocabulary, unk_token=_SPECIAL['unk_token'])
-    )
-    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    made.decoder = tokenizers.decoders.WordPiece()
-    return made
-
-  backend, texts = wordpiece({}), list(texts)
-  words = {
-    word
-    for text in texts
-    for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
-  }
-  # The trainer numbers pieces such as '##a' in random order and breaks ties by number; listing them
-  # first makes the vocabulary repeatable.
-  pieces = sorted({f'##{letter}' for word in words for letter in word[1:]})
-  trainer = tokenizers.trainers.WordPieceTrainer(
-    vocab_size=vocab_size, special_tokens=[*_SPECIAL.values(), *pieces], show_progress=False
-  )
-  backend.train_from_iterator(texts, trainer)
-  # Keep only the vocabulary, since these pieces are not special tokens.
-  backend = wordpiece(backend.get_vocab())
-  backend.add_special_tokens(list(_SPECIAL.values()))
-  cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
-  backend.post_processor = tokenizers.processors.TemplateProcessing(
-    single='[CLS] $A [SEP]',
-    pair='[CLS] $A [SEP] $B:1 [SEP]:1',
-    special_tokens=[('[CLS]', cls_id), ('[SEP]', sep_id)],
-  )
-  folder = epath.Path(out_dir)
-  folder.mkdir(parents=True, exist_ok=True)
-  with files.atomic_write(folder / 'tokenizer.json') as file:
-    file.write(backend.to_str(pretty=True))
-  settings: dict[str, Any] = {
-    'tokenizer_class': 'BertTokenizer',
-    'do_lower_case': lowercase,
-    'model_max_length': 512,
-    **_SPECIAL,
-  }
-  files.write_json(folder / 'tokenizer_config.json', settings)
-  vocabulary = backend.get_vocab()
-  with files.atomic_write(folder / 'vocab.txt') as file:
-    file.writelines(f'{token}\n' for token in sorted(vocabulary, key=vocabulary.__getitem__))
-  return load_tokenizer(folder)
-
-
-def train_sentencepiece(
-  texts: Iterable[str], vocab_size: int, out_dir: files.PathLike
-) -> Tokenizer:
-  """Trains a sentencepiece unigram vocabulary as in XLM-R, and writes it for ``AutoTokenizer``.
-
-  Writes sentencepiece.bpe.model and tokenizer_config.json. Small texts give fewer than
-  ``vocab_size`` pieces.
-  """
-  model = io.BytesIO()
-  try:
-    sentencepiece.SentencePieceTrainer.train(
-      # XLM-R adds a padding and a mask token. One thread makes the vocabulary repeatable.
-      sentence_iterator=iter(texts),
-      model_writer=model,
-      vocab_size=vocab_size - 2,
-      model_type='unigram',
-      character_coverage=0.9995,
-      num_threads=1,
-      hard_vocab_limit=False,
-      max_sentence_length=1 << 20,
-      minloglevel=2,
-    )
-  except (RuntimeError, OSError) as error:
-    raise InputError(
-      f'no vocabulary can be trained: {" ".join(str(error).split())[-200:]}'
-    ) from error
-  folder = epath.Path(out_dir)
-  folder.mkdir(parents=True, exist_ok=True)
-  with files.atomic_write(folder / 'sentencepiece.bpe.model', 'wb') as file:
-    file.write(model.getvalue())
-  files.write_json(
-    folder / 'tokenizer_config.json',
-    {'tokenizer_class': 'XLMRobertaTokenizer', 'model_max_length': 512},
-  )
-  return load_tokenizer(folder)
 
 
 def pad_batch(

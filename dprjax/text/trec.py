@@ -13,8 +13,8 @@ from dprjax.base import outputs, ranking
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
+from dprjax.base.ranking import Ranking
 from dprjax.text import runs
-from dprjax.text.rankings import Ranking
 
 _PIECE = 1 << 17  # rows of a piece
 
@@ -40,7 +40,6 @@ class Run:
   scores: Float[np.ndarray, ' rows']
 
   def __len__(self) -> int:
-    """The number of queries."""
     return len(self.query_ids)
 
   def __iter__(self) -> Iterator[tuple[str, list[tuple[str, float]]]]:
@@ -52,7 +51,6 @@ class Run:
       yield query_id, list(zip(docs, self.scores[start:stop].tolist(), strict=True))
 
   def rankings(self) -> dict[str, Ranking]:
-    """The ranking of each query."""
     each = map(slice, self.offsets[:-1], self.offsets[1:])
     return {
       query_id: Ranking([self.doc_ids[doc] for doc in self.docs[rows].tolist()], self.scores[rows])
@@ -91,7 +89,6 @@ class Run:
     )
 
   def top(self, k: int) -> 'Run':
-    """The k best of every query."""
     return self.keep(np.arange(len(self.docs)) - self.offsets[self.query_of_row()] < k)
 
   def rescored(self, scores: Float[np.ndarray, ' rows']) -> 'Run':
@@ -134,7 +131,6 @@ def run_from_dict(rankings: Mapping[str, Mapping[str, float]]) -> Run:
 
 
 def run_from_rankings(query_ids: Sequence[str], rankings: Sequence[Ranking]) -> Run:
-  """A run from the ranking of each query."""
   return run_from_dict(
     {
       query_id: dict(zip(one.ids, one.scores.tolist(), strict=True))

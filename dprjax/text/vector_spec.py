@@ -45,7 +45,6 @@ class VectorSpec:
 
   @property
   def longest(self) -> int:
-    """The longer of the two maximum lengths."""
     return max(self.query_max_length, self.passage_max_length)
 
   @property

@@ -256,7 +256,7 @@ def table() -> types.SimpleNamespace:
   c.optim.learning_rate_rules = several((r'.*', 1.0))  # first match: factor on the learning rate
 
   c.data = types.SimpleNamespace()
-  # beir, msmarco, dpr, tevatron, tevatron2, flagembedding, arxiv, table, ids, docstrings,
+  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, table, ids, docstrings,
   # or auto: detect it
   c.data.format = text('auto')
   # folder (or file) of the training text, or hf:NAME of the Hugging Face hub; for docstrings:

@@ -12,12 +12,12 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from dprjax.base import compiled, distributed, mesh, tree
+from dprjax.base import distributed, machine, mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
-from dprjax.text import seen, tokenizing
+from dprjax.text import seen, tokenizing, vocabularies
 from dprjax.training import (
   baseline,
   encoder_settings,
@@ -36,8 +36,8 @@ logger = logging.getLogger('dprjax')
 
 # For a backbone from scratch: the kind of vocabulary, by architecture.
 VOCABULARIES = {
-  'wordpiece': (tokenizing.train_wordpiece, 'bert'),
-  'sentencepiece': (tokenizing.train_sentencepiece, 'xlm-roberta'),
+  'wordpiece': (vocabularies.train_wordpiece, 'bert'),
+  'sentencepiece': (vocabularies.train_sentencepiece, 'xlm-roberta'),
 }
 
 
@@ -116,7 +116,7 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   method = methods.load(given.method)
   config = configs.settle(given, devices.devices.flat[0].platform)
   stored_config.check_workdir(given, workdir)
-  compiled.keep()
+  machine.keep_programs()
   path = stored_config.backbone_path(config, workdir)
   with distributed.turn():
     texts = method.data(config.data, config, workdir, devices)

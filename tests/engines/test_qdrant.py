@@ -28,5 +28,7 @@ def test_a_folder_outlives_its_connection(tmp_path):
     expected = exact.search(shared.QUERIES, changed, 5).rows
     found = again.search(shared.QUERIES, 5)
     assert shared.rankings(found) == shared.named(expected, ids[1:])
-    (only,) = shared.rankings(again.search(shared.QUERIES[:1], 5, where=[engines.parse('year=3')]))
+    (only,) = shared.rankings(
+      again.search(shared.QUERIES[:1], 5, where=[engines.parse_condition('year=3')])
+    )
     assert only == [] and again.payloads(['d2']) == [shared.PAYLOADS[2]]

@@ -6,10 +6,10 @@ import pytest
 import gain_sets
 import small_labels
 import small_tables
+from dprjax.base.ranking import ranked
 from dprjax.retrieval import bm25_index, choosing, fusion, measures
 from dprjax.retrieval.choosing import BM25, FROZEN, Candidate
 from dprjax.text import texts
-from dprjax.text.rankings import ranked
 from dprjax.text.trec import run_from_dict
 
 WORDS = ['wing', 'lift', 'drag', 'flow', 'heat', 'plate', 'shock', 'wave', 'jet', 'nozzle']

@@ -2,9 +2,9 @@
 
 import pytest
 
+from dprjax.base.counts import ReadReport
 from dprjax.generation import filters
 from dprjax.generation.filters import Query
-from dprjax.text.read_report import ReadReport
 
 PASSAGE = (
   'A hull pushes water aside and the water pushes back with the weight of what was pushed aside, '
@@ -30,8 +30,7 @@ PASSAGE = (
     ('Ignore all previous instructions', 'talk'),
     ('I cannot help with ships', 'talk'),
     ('according to the passage why do ships float', 'about the text itself'),
-    ('почему железный корабль плавает', 'another language'),
-    ('warum schwimmt ein Schiff aus Eisen auf dem Wasser', 'another language'),
+    ('почему железный корабль плавает', 'another script'),
     ('the water pushes back with the weight of what', 'copied'),
     ('hull pushes water aside and the water', 'copied'),
   ],
@@ -40,10 +39,10 @@ def test_reasons(text, reason):
   assert filters.why_not(text, PASSAGE) == reason
 
 
-def test_a_query_may_have_the_script_and_language_of_its_passage():
+def test_a_query_may_have_the_script_of_its_passage():
   russian = 'Корабль из железа плавает потому что вытесняет воду и не тонет как камень'
   assert filters.why_not('почему корабль плавает', russian) == ''
-  assert filters.why_not('why do ships float', russian) == 'another language'
+  assert filters.why_not('why do ships float', russian) == 'another script'
   assert filters.why_not('почему tcp-пакет теряется', russian) == ''
 
 

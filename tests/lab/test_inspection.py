@@ -11,8 +11,8 @@ from dprjax import Retriever
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import beir
-from dprjax.text import tokenizing as texts_of
+from dprjax.text import vocabularies
+from dprjax.text.qrels import write_dataset
 from lab import inspection, sts
 from tests.models.test_artifact import META
 
@@ -55,7 +55,7 @@ def data(tmp_path_factory):
   queries = [{'_id': f'q{i}', 'text': f'about {topic}'} for i, topic in enumerate(TOPICS)]
   # q1's second positive is not in the corpus, q2's has no text, and q3 has none.
   judged = {'q0': {'d0': 1}, 'q1': {'d1': 2, 'gone': 1}, 'q2': {'d4': 1}, 'q3': {'d3': 0}}
-  beir.write(folder / 'beir', corpus, queries, {'test': judged})
+  write_dataset(folder / 'beir', corpus, queries, {'test': judged})
   return folder
 
 
@@ -63,7 +63,7 @@ def data(tmp_path_factory):
 def small(tmp_path_factory):
   """A folder: a backbone, ``deep2``, and a prompt for it."""
   folder = tmp_path_factory.mktemp('backbones')
-  tokenizer = texts_of.train_wordpiece(
+  tokenizer = vocabularies.train_wordpiece(
     [sentence(topic, 1, 2) + ' about a thing' for topic in TOPICS], 200, folder / 'tokenizer'
   )
   config = EncoderConfig('bert', tokenizer.vocab_size, 32, 2, 4, 64, max_positions=64)

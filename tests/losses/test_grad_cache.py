@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import hlo
 from dprjax.base import mesh as meshes
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.models import dropout
-from dprjax.planning import hlo
 
 KEY = jax.random.key(7)
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from etils import epath
 
+from benchmarks import hlo
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.planning import backbones, compiling, programs
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from tests.refusals import refused
@@ -39,33 +40,30 @@ FT = (
 
 
 def compiled(target, config, **options):
-  made = compiling.compile_program(programs.CompileJob(target, config, **options), 300)
+  """A program, its cost, and its collectives by kind."""
+  made = compiling.compile_program(programs.CompileJob(target, config, **options), 300, text=True)
   assert made.failure == ''
-  return made
-
-
-def collectives(program):
-  return {one['kind']: one for one in program.answer['xla']['collectives']}
+  cost = hlo.HloProgram(made.answer['text']).cost()
+  return made, cost, {one.kind: one for one in cost.collectives}
 
 
 @needs_libtpu
 @pytest.mark.slow
 def test_a_prompt_on_a_slice_has_what_the_mesh_promises():
-  made, chips = compiled('v5e:2x4', DPT), 8
+  (made, found, kinds), chips = compiled('v5e:2x4', DPT), 8
   assert made.fits and 0 < made.needs < 2**28
-  found = made.answer['xla']
   # Products of the whole update: 16 queries of 16 tokens and 16 passages of 32, with 4 vectors.
   layers, hidden, prompt = 2, 128, 4
   whole = sum(
     16 * layers * (2 * 24 * length * hidden**2 + 12 * length * (prompt + length) * hidden)
     for length in (16, 32)
   )
-  assert found['flops'] == pytest.approx(whole / chips, rel=0.02)
+  assert found.flops == pytest.approx(whole / chips, rel=0.02)
   # One gather of passages [16, 1, 128], and none of frozen weights. Reduced are the prompt's
   # gradient (in each layer's loop or after it), that of the passages, and numbers.
-  assert collectives(made)['all-reduce']['times'] <= 8
-  assert collectives(made)['all-gather']['times'] == 1
-  assert found['gathered'] == [16 * hidden * 4]
+  assert kinds['all-reduce'].times <= 8
+  assert kinds['all-gather'].times == 1
+  assert found.gathered == (16 * hidden * 4,)
   held = made.answer['held']
   assert held['trained'] == 2 * layers * prompt * hidden * 4
   assert held['optimizer'] == pytest.approx(2 * held['trained'], abs=64)
@@ -76,21 +74,20 @@ def test_a_prompt_on_a_slice_has_what_the_mesh_promises():
 @pytest.mark.slow
 def test_split_weights_are_gathered_layer_by_layer_and_their_gradients_scattered():
   """FT over 2 x 4: activations stay split by rows, and are never reduced over devices."""
-  made = compiled('v5e:2x4', FT)
+  made, found, kinds = compiled('v5e:2x4', FT)
   layers, hidden = 2, 128
-  found, kinds = made.answer['xla'], collectives(made)
   products = sum(
     16 * layers * (3 * 24 * length * hidden**2 + 12 * length**2 * hidden) for length in (16, 32)
   )
-  assert found['flops'] == pytest.approx(products / 8, rel=0.02)
+  assert found.flops == pytest.approx(products / 8, rel=0.02)
   weights = 2 * layers * 12 * hidden**2 * 2  # two calls of the encoder, two bytes
   # Kernels before each pass; in the embeddings' gradient the rows of the batch, too.
   gathers = 2 * 2 * layers * 6
-  assert gathers <= kinds['all-gather']['times'] <= gathers + 8
-  assert kinds['all-gather']['bytes'] == pytest.approx(2 * weights, rel=0.2)
-  assert weights <= kinds['reduce-scatter']['bytes'] <= 1.01 * weights
+  assert gathers <= kinds['all-gather'].times <= gathers + 8
+  assert kinds['all-gather'].bytes == pytest.approx(2 * weights, rel=0.2)
+  assert weights <= kinds['reduce-scatter'].bytes <= 1.01 * weights
   # The parts of the gradients of layers, and all of the embeddings', over the other axis.
-  assert kinds['all-reduce']['times'] <= 16
+  assert kinds['all-reduce'].times <= 16
   held = made.answer['held']
   whole = 4 * sum(size for size in (8000 * hidden, layers * 12 * hidden**2))
   assert held['trained'] < 0.5 * whole
@@ -100,22 +97,20 @@ def test_split_weights_are_gathered_layer_by_layer_and_their_gradients_scattered
 @needs_libtpu
 @pytest.mark.slow
 def test_a_forward_pass_moves_less_than_an_update_and_gathers_its_vectors():
-  made = compiled('v5e:2x4', DPT, length=32, rows=64)
-  found = made.answer['xla']
+  _, found, kinds = compiled('v5e:2x4', DPT, length=32, rows=64)
   each = 8 * 2 * (24 * 32 * 128**2 + 4 * 32 * 36 * 128)
-  assert found['flops'] == pytest.approx(each, rel=0.02)
-  assert set(collectives(made)) <= {'all-gather'}
+  assert found.flops == pytest.approx(each, rel=0.02)
+  assert set(kinds) <= {'all-gather'}
 
 
 @needs_cuda
 @pytest.mark.slow
 def test_gpus_that_are_not_there():
-  made = compiled('h100:8', DPT)
-  found = made.answer['xla']
+  made, found, kinds = compiled('h100:8', DPT)
   assert made.fits
   products = sum(16 * 2 * (2 * 24 * n * 128**2 + 12 * n * (4 + n) * 128) for n in (16, 32))
-  assert found['flops'] == pytest.approx(products / 8, rel=0.02)
-  assert collectives(made)['all-gather']['times'] == 1
+  assert found.flops == pytest.approx(products / 8, rel=0.02)
+  assert kinds['all-gather'].times == 1
 
 
 def config(*flags):
@@ -212,7 +207,7 @@ def test_the_planned_batch_is_as_large_as_the_first_one_of_the_training(recipe, 
   made = programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
   devices = meshes.make_mesh(made.mesh, jax.devices()[:1])
   found = methods.load(made.method).data(made.data, made, epath.Path(tmp_path), devices)
-  tokenizer = tokenizing.train_wordpiece(found.read(), 2000, tmp_path / 'tokenizer')
+  tokenizer = vocabularies.train_wordpiece(found.read(), 2000, tmp_path / 'tokenizer')
   model = backbones.shape_of(made)
   batch = found.open(tokenizer, model).batches[0]
   planned = programs.batch_of(made, model).arrays
@@ -228,7 +223,7 @@ def test_the_planned_batch_is_as_large_as_the_first_one_of_the_training(recipe, 
 @pytest.mark.slow
 def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
   """Which holds the other end of its standard input, however it ends."""
-  job = json.dumps(dataclasses.asdict(programs.CompileJob('cpu', DPT)))
+  job = json.dumps([dataclasses.asdict(programs.CompileJob('cpu', DPT)), False])
   command = [sys.executable, *compiling.COMMAND, str(tmp_path / 'answer.json')]
   with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
     process.stdin.write(f'{job}\n')

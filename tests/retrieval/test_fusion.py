@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from dprjax.base.ranking import Ranking, ranked
 from dprjax.retrieval import fusion, measures
-from dprjax.text.rankings import Ranking, ranked
 from dprjax.text.trec import run_from_dict
 from tests.refusals import refused
 

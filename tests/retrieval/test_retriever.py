@@ -7,8 +7,8 @@ import pytest
 from dprjax import Retriever
 from dprjax.base import machine
 from dprjax.base.errors import InputError
+from dprjax.base.ranking import ranked
 from dprjax.retrieval import bm25_index, exact, fusion, retriever
-from dprjax.text.rankings import ranked
 from tests.refusals import named_in, refused
 
 TEXTS = [

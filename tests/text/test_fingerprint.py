@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from etils import epath
 
+from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 from dprjax.text import fingerprint
-from dprjax.text.read_report import ReadReport
 from tests.refusals import refused
 
 

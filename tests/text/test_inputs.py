@@ -2,15 +2,13 @@
 
 import gzip
 import json
-import os
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dprjax.text import fields, texts
-from dprjax.text.texts import Text, Texts
+from dprjax.text.texts import Text
 from tests.refusals import refused
 
 ROWS = [
@@ -178,7 +176,7 @@ def test_inputs_that_are_not_there(tmp_path):
 
 
 def test_many_ids_are_compared_by_digests(tmp_path, monkeypatch):
-  monkeypatch.setattr(fields, '_AT_ONCE', 8)
+  monkeypatch.setattr(fields.ManyIds, '_AT_ONCE', 8)
   rows = [{'_id': f'd{i}', 'text': 'x'} for i in range(100)]
   for name, some in (('a', rows[:60]), ('b', rows[60:])):
     write(tmp_path / f'{name}.jsonl', some)
@@ -187,16 +185,6 @@ def test_many_ids_are_compared_by_digests(tmp_path, monkeypatch):
   with refused('a.jsonl', 'line 42', 'b.jsonl', 'line 41'):
     read(tmp_path)
   assert len(read(tmp_path, wanted={'d5', 'd6'})) == 2
-
-
-def test_a_pipe_is_kept_for_a_second_reading(tmp_path):
-  os.mkfifo(tmp_path / 'pipe.txt')
-  lines = '1\tone\n2\ttwo\n'
-  writer = threading.Thread(target=(tmp_path / 'pipe.txt').write_text, args=(lines,))
-  writer.start()
-  with Texts(tmp_path / 'pipe.txt', 'passage').kept() as found:
-    writer.join()
-    assert list(found) == list(found) == [Text('1', 'one'), Text('2', 'two')]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from dprjax.text import saved_tokenizers, tokenizing
+from dprjax.text import tokenizing
 
 TEXTS = ['How do planes fly?', 'naïve café 北京 [MASK]', '']
 
@@ -41,11 +41,11 @@ def test_without_transformers_in_the_process(minilm, cache):
 def test_a_change_of_any_file_is_seen(minilm, tmp_path, name):
   folder = tmp_path / 'model'
   shutil.copytree(minilm, folder)
-  before = saved_tokenizers.key_of(folder)
-  assert before == saved_tokenizers.key_of(minilm)
+  before = tokenizing._key_of(folder)
+  assert before == tokenizing._key_of(minilm)
   with (folder / name).open('a') as file:
     file.write(' ')
-  assert saved_tokenizers.key_of(folder) != before
+  assert tokenizing._key_of(folder) != before
 
 
 @pytest.mark.slow_but_first
@@ -73,10 +73,10 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(minilm, tmp_path, mon
 
 
 def test_the_newest_are_kept(cache, monkeypatch):
-  monkeypatch.setattr(saved_tokenizers, '_MOST', 2)
+  monkeypatch.setattr(tokenizing, '_MOST', 2)
   for age, key in enumerate('abc'):
-    saved_tokenizers.write(key, {'backend': key})
+    tokenizing._keep(key, {'backend': key})
     if key != 'c':
       os.utime(cache / f'{key}.json', (age, age))
   assert len(list(cache.iterdir())) == 2
-  assert saved_tokenizers.read('c') == {'backend': 'c'}
+  assert tokenizing._read_kept('c') == {'backend': 'c'}

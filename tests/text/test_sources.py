@@ -8,10 +8,9 @@ import math
 import os
 
 import pytest
-from etils import epath
 
 from dprjax.base import reading
-from dprjax.text import examples, sources
+from dprjax.text import sources
 from dprjax.text.sources import Source, detect_format, load_dataset
 from tests.refusals import refused
 
@@ -193,17 +192,6 @@ def test_unknown_ids_are_counted_and_listed(beir):
   assert line.count('q1 lost') == 5 and line.endswith(', ...)')
 
 
-def test_ids_in_another_unicode_form_are_counted(beir):
-  for name, id_ in (('corpus', '\u00e9'), ('queries', '\u00fc')):
-    with (beir / f'{name}.jsonl').open('a') as file:
-      file.write(f'{{"_id": "{id_}", "text": "words"}}\n')
-  with (beir / 'qrels/train.tsv').open('a') as file:
-    file.write('q1\te\u0301\t1\nu\u0308\td1\t1\n')
-  data, _ = read(beir)
-  for what in ('passages', 'queries'):
-    assert data.report.counts[sources.OTHER_FORM.format(what)] == 1
-
-
 def test_empty_texts(beir):
   passages = [('d1', ' ', ''), ('d2', '', 'dogs'), ('d3', '', 'fish')]
   jsonl(
@@ -381,31 +369,11 @@ def test_a_table_with_labels_ids_and_other_names(tmp_path):
     table(tmp_path / 'c.csv', 'query,passage,label\na,b,0.5\n')
 
 
-def test_newest_keys_of_flagembedding_and_tevatron(tmp_path):
-  record = (
-    '{"query": "why", "prompt": "Find answers: ", "pos": ["p"], "neg": ["n", "m"], '
-    '"pos_scores": [4.5], "neg_scores": [1, -2.5]}\n'
-  )
-  found = table(tmp_path / 'flag.jsonl', record)
+def test_the_prompt_of_flagembedding(tmp_path):
+  found = table(tmp_path / 'flag.jsonl', '{"query": "why", "prompt": "Find: ", "pos": ["p"]}\n')
   assert found.queries == [('1', 'why')]
   prompted = sources.Source(str(tmp_path / 'flag.jsonl'), columns='prompt=prompt')
-  assert load_dataset(prompted).queries == [('1', 'Find answers: why')]
-  ids = {passage.text: passage.id for passage in found.passages}
-  assert [one.score for one in found.negatives['1']] == [1.0, -2.5]
-  assert list(examples.read_reranker_scores(epath.Path(tmp_path / 'flag.jsonl'))) == [
-    ('1', [(ids['p'], 4.5), (ids['n'], 1.0), (ids['m'], -2.5)])
-  ]
-  folder = tmp_path / 'tevatron'
-  folder.mkdir()
-  (folder / 'corpus.jsonl').write_text('{"docid": "a", "text": "A"}\n{"docid": 7, "text": "B"}\n')
-  (folder / 'train.jsonl').write_text(
-    '{"query_id": "q", "query_text": "who", "query_image": null, "positive_document_ids": ["a"], '
-    '"negative_document_ids": ["7"], "source": "x"}\n'
-  )
-  found = sources.load_dataset(sources.Source(str(folder)))
-  assert found.format == 'tevatron2' and found.qrels == {'q': {'a': 1}}
-  assert [negative.id for negative in found.negatives['q']] == ['7']
-  assert list(found.passages) == [('a', 'A'), ('7', 'B')]
+  assert load_dataset(prompted).queries == [('1', 'Find: why')]
 
 
 @pytest.mark.parametrize('ending', ['csv', 'jsonl'])

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.text import sources, teacher, token_cache, tokenizing
+from dprjax.text import sources, teacher, token_cache, vocabularies
 from tests.refusals import refused
 
 PASSAGES = {f'd{i}': f'oak {"elm " * i}' for i in range(5)}
@@ -25,7 +25,7 @@ def tokens(tmp_path_factory):
   (folder / 'qrels' / 'train.tsv').write_text(
     'query-id\tcorpus-id\tscore\n' + ''.join(f'q{i}\td{i}\t1\n' for i in range(3))
   )
-  tokenizer = tokenizing.train_wordpiece([*PASSAGES.values()] * 4, 60, folder / 'tokenizer')
+  tokenizer = vocabularies.train_wordpiece([*PASSAGES.values()] * 4, 60, folder / 'tokenizer')
   lengths = {'query_max_length': 8, 'passage_max_length': 8}
   return token_cache.build_cache(
     sources.Source(str(folder)), tokenizer, folder / 'token_cache', **lengths

@@ -13,7 +13,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dprjax.base.counts import counted
-from dprjax.text import batches, table, token_cache, tokenizing
+from dprjax.text import batches, table, token_cache, vocabularies
 from dprjax.text.sources import Source
 from tests.refusals import refused
 
@@ -41,7 +41,7 @@ MINED_SOURCES = {
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
-  return tokenizing.train_wordpiece(
+  return vocabularies.train_wordpiece(
     [*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path_factory.mktemp('tokenizer')
   )
 
@@ -252,7 +252,7 @@ def test_other_settings_and_changed_files_rebuild_it(folder, tokenizer, caplog):
 
 BUILD = textwrap.dedent("""
   import os, sys
-  from dprjax.text import sources, table, token_cache, tokenizing
+  from dprjax.text import sources, table, token_cache, tokenizing, vocabularies
   folder, tokenizer, out, index, dies = sys.argv[1:]
   token_cache._CHUNK = 3
   write = table.TableWriter.write
@@ -287,7 +287,7 @@ def ended(process):
 @pytest.fixture
 def tokenizer_dir(tmp_path):
   texts = [*CORPUS.values(), *QUERIES.values()] * 20
-  tokenizing.train_wordpiece(texts, 120, tmp_path / 'tokenizer')
+  vocabularies.train_wordpiece(texts, 120, tmp_path / 'tokenizer')
   return tmp_path / 'tokenizer'
 
 
@@ -366,7 +366,7 @@ def test_texts_in_another_case_or_form_are_one_passage_for_the_loss(tmp_path):
   mined = {'query_id': 'c', 'negative_passages': [{'docid': name} for name in ('nfd', 'upper')]}
   write_jsonl(folder / 'mined.jsonl', [mined])
   words = [*corpus.values(), *queries.values()] * 20
-  cased = tokenizing.train_wordpiece(words, 60, tmp_path / 'cased', lowercase=False)
+  cased = vocabularies.train_wordpiece(words, 60, tmp_path / 'cased', lowercase=False)
   tokens, _ = cased.encode([*corpus.values()], 16)
   assert len({ids.tobytes() for ids in tokens}) == 4
   built = build(folder, cased, passage_max_length=16)
@@ -378,7 +378,7 @@ def test_texts_in_another_case_or_form_are_one_passage_for_the_loss(tmp_path):
 
 def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
   first = build(folder, tokenizer)
-  other = tokenizing.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
+  other = vocabularies.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
   second = build(folder, other)
   assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
   (tokens,) = second.passage_tokens(np.array([0]))

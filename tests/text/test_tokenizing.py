@@ -14,7 +14,7 @@ os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
 import transformers
 
 from dprjax.models.template import Template, fill, unpack
-from dprjax.text import tokenizing
+from dprjax.text import tokenizing, vocabularies
 from tests.refusals import refused
 
 SENTENCES = [
@@ -27,7 +27,7 @@ SENTENCES = [
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp('wordpiece')
-  return folder, tokenizing.train_wordpiece(SENTENCES, 80, folder)
+  return folder, vocabularies.train_wordpiece(SENTENCES, 80, folder)
 
 
 def test_padding_and_truncation_baked_into_a_file_are_removed(minilm):
@@ -39,7 +39,7 @@ def test_padding_and_truncation_baked_into_a_file_are_removed(minilm):
 
 def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
   folder, tokenizer = trained
-  other = tokenizing.train_wordpiece([*SENTENCES, 'zebra zebra zebra'], 80, tmp_path / 'other')
+  other = vocabularies.train_wordpiece([*SENTENCES, 'zebra zebra zebra'], 80, tmp_path / 'other')
   assert other.sha256 != tokenizer.sha256
   shutil.copytree(folder, tmp_path / 'padded')
   backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
@@ -124,7 +124,7 @@ def test_a_closing_token_that_only_the_config_names(tmp_path, named, begins):
 
 
 def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
-  one = tokenizing.train_sentencepiece(SENTENCES, 40, tmp_path / 'one')
+  one = vocabularies.train_sentencepiece(SENTENCES, 40, tmp_path / 'one')
   assert (one.opening, one.pad_id, one.closing, one.special_ids) == (
     (0,),
     1,
@@ -135,7 +135,7 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   (row,), cut = one.encode(['the cat sat on the mat'], 64)
   assert cut == 0 and one.backend.decode(row.tolist()) == 'the cat sat on the mat'
   # The same texts, the same vocabulary; the directory is enough to read it.
-  tokenizing.train_sentencepiece(SENTENCES, 40, tmp_path / 'two')
+  vocabularies.train_sentencepiece(SENTENCES, 40, tmp_path / 'two')
   assert tokenizing.load_tokenizer(tmp_path / 'two').sha256 == one.sha256
 
 
@@ -205,7 +205,7 @@ def families(trained, tmp_path_factory):
   )
   backend.save_model(str(root / 'roberta'))
   (root / 'roberta' / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
-  tokenizing.train_sentencepiece(SENTENCES, 40, root / 'xlm-roberta')
+  vocabularies.train_sentencepiece(SENTENCES, 40, root / 'xlm-roberta')
   write(
     root / 'qwen',
     byte_level(['<|endoftext|>']),

@@ -12,7 +12,7 @@ import pytest
 
 from dprjax.base import mesh as meshes
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import batches, tokenizing
+from dprjax.text import batches, vocabularies
 from dprjax.training.method import Model
 from tests.options import with_options
 
@@ -37,7 +37,7 @@ WORDS = [
 @pytest.fixture(scope='session')
 def tokenizer(tmp_path_factory):
   """Every one of ``WORDS`` is one token; so is the full stop."""
-  made = tokenizing.train_wordpiece(
+  made = vocabularies.train_wordpiece(
     [f'{word} {other}.' for word in WORDS for other in WORDS], 200, tmp_path_factory.mktemp('words')
   )
   assert all(len(made.encode([word], 8)[0][0]) == 3 for word in WORDS)

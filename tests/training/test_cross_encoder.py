@@ -10,7 +10,7 @@ from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
-from dprjax.text import tokenizing
+from dprjax.text import tokenizing, vocabularies
 from dprjax.training import cross_encoder
 from dprjax.training.method import Parts
 from tests import gradients, reference, starts
@@ -24,7 +24,7 @@ WORDS = ['json', 'decodes', 'a', 'string', 'into', 'objects', 'and', 'raises', '
 
 @pytest.fixture(scope='session')
 def tokenizer(tmp_path_factory):
-  return tokenizing.train_wordpiece([' '.join(WORDS)], 90, tmp_path_factory.mktemp('words'))
+  return vocabularies.train_wordpiece([' '.join(WORDS)], 90, tmp_path_factory.mktemp('words'))
 
 
 @pytest.fixture(scope='session')

@@ -18,7 +18,7 @@ from etils import epath
 from dprjax.base import mesh as meshes
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval import mined
-from dprjax.text import sources, tokenizing
+from dprjax.text import sources, vocabularies
 from dprjax.training import dev_ranking, query_only, retrieval_data
 from dprjax.training import method as methods
 from dprjax.training.methods import names
@@ -156,7 +156,7 @@ def draws(kind, folder, tokenizer):
 
 def make_tokenizer(folder):
   words = [f'{prefix} w{n}.' for prefix in 'qd' for n in range(50)]
-  return tokenizing.train_wordpiece(words, 300, folder)
+  return vocabularies.train_wordpiece(words, 300, folder)
 
 
 @pytest.fixture(scope='module')

@@ -11,7 +11,7 @@ from dprjax import train
 from dprjax.base import provenance
 from dprjax.models import artifact, hub
 from dprjax.planning import backbones
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
 from dprjax.training import config as configs
 from dprjax.training import encoder_settings, exporting, stored_config
@@ -24,7 +24,7 @@ SPEC = same_length(24, 'max', True, 'oak\nash ', 'elm ')
 @pytest.fixture
 def save(tokenizer, model, tmp_path):
   """``save(spec, **changes)`` -> the folder of an encoder, with changes of its shape."""
-  words = tokenizing.train_wordpiece(
+  words = vocabularies.train_wordpiece(
     [f'{one} {other}.' for one in WORDS for other in WORDS], 200, tmp_path / 'words'
   )
   assert words.vocab_size == tokenizer.vocab_size

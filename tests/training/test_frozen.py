@@ -12,7 +12,7 @@ from dprjax.base import provenance
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text import tokenizing
+from dprjax.text import tokenizing, vocabularies
 from dprjax.text.vector_spec import same_length
 from dprjax.training import baseline, frozen, train
 from dprjax.training import retrieval_data as retrieval
@@ -28,7 +28,7 @@ LONGEST = 24
 def backbone(tmp_path_factory):
   """A random encoder whose folder says mean, unit length, 24 tokens and a text before queries."""
   folder = tmp_path_factory.mktemp('backbone')
-  made = tokenizing.train_wordpiece(
+  made = vocabularies.train_wordpiece(
     [f'{one} {other}.' for one in WORDS for other in WORDS], 200, folder / 'words'
   )
   model = EncoderConfig('bert', made.vocab_size, 8, 2, 2, 16, max_positions=32)

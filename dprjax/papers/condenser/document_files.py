@@ -16,10 +16,10 @@ from typing import NamedTuple
 from etils import epath
 
 from dprjax.base import files, reading
+from dprjax.base.counts import ReadReport
 from dprjax.text import texts
+from dprjax.text.documents import paragraphs
 from dprjax.text.fields import check_id
-from dprjax.text.read_report import ReadReport
-from dprjax.text.sentences import paragraphs
 
 KINDS = ('.jsonl', '.csv', '.tsv', '.parquet', '.txt')
 # Characters; a longer text file becomes several documents, so that it need not fit into memory.

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base import files, mesh
-from dprjax.base.counts import counted
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive
 from dprjax.losses.grad_cache import map_chunks
@@ -38,7 +38,6 @@ from dprjax.papers.condenser import losses, masking, segments, views
 from dprjax.papers.condenser.document_files import find_files, read_documents
 from dprjax.text import docstrings, vector_spec
 from dprjax.text.batches import longest_bucket
-from dprjax.text.read_report import ReadReport
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import dual_encoder
 from dprjax.training.method import (

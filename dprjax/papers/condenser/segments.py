@@ -23,13 +23,12 @@ import tokenizers
 from etils import epath
 
 from dprjax.base import files
-from dprjax.base.counts import counted
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.papers.condenser.document_files import Document, find_files, read_documents
 from dprjax.text import fingerprint, table
-from dprjax.text.read_report import ReadReport
-from dprjax.text.sentences import split_sentences
+from dprjax.text.documents import split_sentences
 from dprjax.text.table import Integers
 from dprjax.text.tokenizing import Tokenizer
 

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from dprjax.base import draws, files, provenance
+from dprjax.base import files, hashes, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.retrieval import measures
@@ -84,7 +84,7 @@ def read_pairs(source: PairSource) -> list[Pair]:
     held_out = sources.held_out
     chosen = [i for i in chosen if held_out(names[i], fraction, seed) == source.held_out]
   if source.max_pairs is not None:
-    chosen.sort(key=lambda i: draws.draw(names[i], seed, 'max_queries'))
+    chosen.sort(key=lambda i: hashes.draw(names[i], seed, 'max_queries'))
     of_label = [[i for i in chosen if pairs[i].label == label] for label in (0, 1)]
     chosen = sorted(i for some in of_label for i in some[: source.max_pairs // 2])
   if len({pairs[i].label for i in chosen}) < 2:

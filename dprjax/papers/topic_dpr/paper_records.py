@@ -16,9 +16,9 @@ import msgspec
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.text import beir, records, texts
+from dprjax.text import records, texts
 from dprjax.text.fields import Id, UniqueIds, check_id, labels
-from dprjax.text.qrels import Qrels
+from dprjax.text.qrels import Qrels, write_dataset
 
 _MOST_RELATED = 10**8
 
@@ -83,7 +83,7 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
     for paper in papers
   )
   titles = ({'_id': paper.id, 'text': paper.title} for paper in papers)
-  beir.write(folder, passages, titles, {split: qrels})
+  write_dataset(folder, passages, titles, {split: qrels})
   return qrels
 
 

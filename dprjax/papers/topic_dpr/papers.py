@@ -13,12 +13,12 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from dprjax.base import cli, draws, files, outputs, provenance
+from dprjax.base import cli, files, hashes, outputs, provenance
+from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress
 from dprjax.papers.topic_dpr.paper_records import Paper, read_papers, write_beir
-from dprjax.text.read_report import ReadReport
 
 logger = logging.getLogger('dprjax')
 
@@ -64,7 +64,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
       whole.append(paper)
     progress.advance()
   logger.info('%s\n%s', path, report)
-  whole.sort(key=lambda paper: draws.draw(paper.id, seed, ''))
+  whole.sort(key=lambda paper: hashes.draw(paper.id, seed, ''))
   needed = sum(sizes.values()) + (not sizes['train'])
   if len(whole) < needed:
     raise InputError(

@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from dprjax.base import draws, tree
+from dprjax.base import hashes, tree
 from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive
@@ -351,7 +351,7 @@ def random_words(
   pieces = [row for row in encoded.values() if len(row)]
   rows = np.zeros((len(ids), length), np.int32)
   for row, id_ in zip(rows, ids, strict=True):
-    rng = np.random.default_rng(int.from_bytes(draws.draw(id_, seed, 'random words')))
+    rng = np.random.default_rng(int.from_bytes(hashes.draw(id_, seed, 'random words')))
     drawn = rng.permutation(len(pieces))[:length].tolist()
     row[:] = np.concatenate([pieces[i] for i in drawn])[:length]
   return rows
@@ -361,7 +361,7 @@ def random_topics(
   topics: topic_models.Topics, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, ' n']:
   """A topic for each document, drawn by its id in proportion to topic sizes."""
-  chances = np.array([draws.fraction(id_, seed, 'random topics') for id_ in ids])
+  chances = np.array([hashes.fraction(id_, seed, 'random topics') for id_ in ids])
   shares = np.cumsum(topics.sizes) / topics.sizes.sum()
   return np.searchsorted(shares[:-1], chances, side='right').astype(np.int32)
 

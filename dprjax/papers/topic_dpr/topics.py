@@ -23,15 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dprjax.base import cli, draws, flags, outputs
-from dprjax.base.counts import counted
+from dprjax.base import cli, flags, hashes, outputs
+from dprjax.base.counts import ReadReport, counted
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, duration
 from dprjax.papers.topic_dpr import topic_models
 from dprjax.papers.topic_dpr.paper_records import read_papers
 from dprjax.papers.topic_dpr.topic_models import MOST_DOCUMENTS, Fitted, TopicSettings
 from dprjax.retrieval import figures
-from dprjax.text.read_report import ReadReport
 
 logger = logging.getLogger('dprjax')
 
@@ -64,7 +63,7 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
     for paper in read_papers(path):
       report.count('documents')
       if paper.passage:
-        chosen, place = (draws.draw(paper.id, seed, choice) for choice in ('topics', ''))
+        chosen, place = (hashes.draw(paper.id, seed, choice) for choice in ('topics', ''))
         yield chosen, place, paper.passage
       else:
         report.count('documents without text or abstract: skipped', paper.id)

@@ -8,9 +8,9 @@ import os
 
 import pytest
 
+from dprjax.base.counts import ReadReport
 from dprjax.papers.condenser import document_files
 from dprjax.papers.condenser.document_files import Document
-from dprjax.text.read_report import ReadReport
 from tests.refusals import refused
 
 

@@ -11,7 +11,7 @@ from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.papers.condenser import masking, pretrain
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 from dprjax.training.method import Parts
 from tests import gradients, reference, starts
 from tests.gradients import make_mesh
@@ -58,7 +58,7 @@ METHODS = {
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
-  return tokenizing.train_wordpiece(SENTENCES, 60, tmp_path_factory.mktemp('vocabulary'))
+  return vocabularies.train_wordpiece(SENTENCES, 60, tmp_path_factory.mktemp('vocabulary'))
 
 
 def model_of(tokenizer):

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from dprjax.papers.condenser import segments
-from dprjax.text import fingerprint, tokenizing
+from dprjax.text import fingerprint, tokenizing, vocabularies
 from tests.refusals import refused
 
 SENTENCES = [
@@ -59,7 +59,7 @@ def unigram(folder):
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
   """One token for each word of SENTENCES, and the letters."""
-  return tokenizing.train_wordpiece(SENTENCES * 20, 200, tmp_path_factory.mktemp('tokenizer'))
+  return vocabularies.train_wordpiece(SENTENCES * 20, 200, tmp_path_factory.mktemp('tokenizer'))
 
 
 def build(tmp_path, tokenizer, *texts, passage_length=64, **options):

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from dprjax.papers.nir_prompt import mixture, pairs
-from dprjax.text import batches, sources, token_cache, tokenizing
+from dprjax.text import batches, sources, token_cache, vocabularies
 from tests import beir
 from tests.refusals import refused
 from tests.training.conftest import WORDS
@@ -126,7 +126,7 @@ def test_examples_of_a_task_fill_their_batches():
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
-  return tokenizing.train_wordpiece(
+  return vocabularies.train_wordpiece(
     [f'{word} {other}.' for word in WORDS for other in WORDS], 200, tmp_path_factory.mktemp('words')
   )
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.papers.nir_prompt import pairs
 from dprjax.papers.nir_prompt.pairs import PairSource
-from dprjax.text import tokenizing
+from dprjax.text import vocabularies
 from tests.fuzz import mutations
 from tests.refusals import refused
 
@@ -20,7 +20,7 @@ ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('lar
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
   words = ['ash', 'elm', 'fir', 'larch', 'oak', 'pine', 'yew', 'duplicate', 'of']
-  return tokenizing.train_wordpiece(
+  return vocabularies.train_wordpiece(
     [f'{word} {other} :' for word in words for other in words],
     200,
     tmp_path_factory.mktemp('words'),

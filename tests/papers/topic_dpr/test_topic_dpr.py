@@ -10,7 +10,8 @@ from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.topic_dpr import topic, topic_dpr, topic_losses
 from dprjax.papers.topic_dpr.topic_models import Topics
-from dprjax.text import beir, table
+from dprjax.text import table
+from dprjax.text.qrels import write_dataset
 from dprjax.training import retrieval_data
 from dprjax.training.method import Parts
 from tests import gradients, reference, starts
@@ -348,4 +349,4 @@ def make_folder(folder, split, qrels):
   ]
   queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
   judged = {query: dict.fromkeys(ids, 1) for query, ids in qrels.items()}
-  beir.write(folder / split, corpus, queries, {split: judged})
+  write_dataset(folder / split, corpus, queries, {split: judged})

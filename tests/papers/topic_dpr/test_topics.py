@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from dprjax.base.draws import draw
+from dprjax.base.hashes import draw
 from dprjax.papers.topic_dpr import topic_models, topics
 from tests.papers.topic_dpr.test_topic_models import documents
 from tests.refusals import command_refused

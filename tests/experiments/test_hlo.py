@@ -5,8 +5,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import hlo
 from dprjax.base import mesh as meshes
-from dprjax.planning import hlo
 
 # As a TPU's compiler writes them: a loop of 3 that does a collective in pieces, which began before
 # it; a slice of a stack in slow memory; a reduce-scatter that is a fusion.

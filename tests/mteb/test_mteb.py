@@ -2,22 +2,37 @@
 mteb itself, where it is installed.
 """
 
+import enum
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import dprjax.mteb
 from dprjax import Retriever
+from dprjax import mteb as models
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models.artifact import load_prompt, save_prompt
-from dprjax.mteb import model as models
 from dprjax.text import seen
-from tests.mteb.conftest import PromptType, Task
 from tests.refusals import refused
 
 TEXTS = ['json decodes', 'an http server', 'parse the xml tree']
 BATCHES = [{'id': ['1', '2'], 'text': TEXTS[:2]}, {'id': ['3'], 'text': TEXTS[2:]}]
+
+
+class Task(NamedTuple):
+  """The part of ``TaskMetadata`` of mteb that a model reads."""
+
+  name: str = 'Toy'
+  type: str = 'Retrieval'
+
+
+class PromptType(enum.StrEnum):
+  """As mteb has it."""
+
+  query = 'query'
+  document = 'document'
 
 
 @pytest.fixture(scope='module')
@@ -155,6 +170,9 @@ def test_mteb_takes_the_model(mteb, small, prompts):
   model = dprjax.mteb.load(
     small.path, prompts['qa'], adapted_from=backbone, name='me/qa', meta={'license': 'mit'}, **own
   )
+  one, other = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 2.0]])
+  assert model.similarity(one, other).tolist() == [[5, 6], [1, 2]]
+  assert model.similarity_pairwise(one, other).tolist() == [5, 2]
   assert isinstance(model, mteb.models.EncoderProtocol)
   assert not isinstance(model, mteb.models.SearchProtocol)
   meta = model.mteb_model_meta
@@ -176,10 +194,3 @@ def test_mteb_takes_the_model(mteb, small, prompts):
     dprjax.mteb.load(small.path, name='noslash')
   report = mteb.mock_run(model)
   assert report.all_passed, report.to_markdown()
-
-
-def test_similarities_are_inner_products(encoder):
-  one, other = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 2.0]])
-  model = models.MtebModel(encoder)
-  assert model.similarity(one, other).tolist() == [[5, 6], [1, 2]]
-  assert model.similarity_pairwise(one, other).tolist() == [5, 2]
