@@ -59,7 +59,7 @@ from dprjax import Retriever
 from dprjax.base import files, mesh
 from dprjax.models import hub
 from dprjax.papers.condenser import segments, views
-from dprjax.papers.condenser.document_files import read_documents
+from dprjax.papers.condenser.segments import read_documents
 from dprjax.retrieval import figures
 from dprjax.text import tokenizing
 from dprjax.text.read_report import ReadReport

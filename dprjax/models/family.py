@@ -123,7 +123,6 @@ class Family(NamedTuple):
     modules: by the names of `adapter.projections`, the linear modules of a layer in transformers;
       None: those of the checkpoint.
     pad_token_id: the default of config.json.
-    shapes: ``() -> {name: Config}`` of well-known models, for plans without files.
   """
 
   model_type: str
@@ -153,7 +152,6 @@ class Family(NamedTuple):
   prompted_by: str = 'cache'
   modules: Mapping[str, str] | None = None
   pad_token_id: int = 0
-  shapes: Callable[[], Mapping[str, Config]] = dict
 
 
 def only(hf_config: Mapping[str, Any], **supported: Any) -> None:

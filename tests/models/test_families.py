@@ -152,7 +152,7 @@ def test_transformers_loads_what_was_saved(name, load, tmp_path, torch):
 def test_fresh_parameters_are_those_of_the_checkpoint(name, golden):
   config, family = shape_of(golden(name))
   devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
-  for shape in (family.read_config(config), *list(family.shapes().values())[:1]):
+  for shape in (family.read_config(config),):
     params = tree.flatten(
       jax.eval_shape(lambda key, shape=shape: encoder.init_encoder(shape, key), jax.random.key(0))
     )

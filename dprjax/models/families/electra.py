@@ -39,17 +39,6 @@ def _tensors(config: Config) -> Iterator[Tensor]:
     yield from weights('embeddings_project', ('embeddings', 'project'), (wide, narrow))
 
 
-def _shapes() -> dict[str, Config]:
-  return {
-    f'electra-{name}': Config('electra', 30522, *size, embedding_size=width)
-    for name, size, width in (
-      ('small', (256, 12, 4, 1024), 128),
-      ('base', (768, 12, 12, 3072), 768),
-      ('large', (1024, 24, 16, 4096), 1024),
-    )
-  }
-
-
 FAMILY = bert.FAMILY._replace(
   model_type='electra',
   class_name='Electra',
@@ -76,5 +65,4 @@ FAMILY = bert.FAMILY._replace(
   classifier_act=lambda config: 'gelu',
   classifier_drops=True,
   sharding=((r'backbone/.*embeddings/project/kernel', PartitionSpec()),),
-  shapes=_shapes,
 )

@@ -16,7 +16,6 @@ from dprjax.models import layers
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import bert, llama
 from dprjax.models.family import only
-from dprjax.models.rotary import Rope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,27 +120,6 @@ def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   )
 
 
-def _shapes() -> dict[str, Config]:
-  rest: dict[str, Any] = {
-    'causal': False,
-    'hidden_act': 'gelu',
-    'layer_norm_eps': 1e-12,
-    'hidden_dropout': 0.1,
-    'qkv_bias': True,
-    'output_bias': True,
-    'down_bias': True,
-  }
-  size = 768, 12, 12, 12, 64, 3072, 8192
-  return {
-    'gte-multilingual-base': Config(
-      'gte', 250048, *size, Rope(20000.0, 'ntk', (('factor', 8.0),)), pad_token_id=1, **rest
-    ),
-    'snowflake-arctic-embed-m-v2.0': Config(
-      'gte', 250048, *size, Rope(160000.0), pad_token_id=1, **rest
-    ),
-  }
-
-
 MODULES = {
   'attention/query': 'self_attn.q_proj',
   'attention/key': 'self_attn.k_proj',
@@ -178,7 +156,6 @@ FAMILY = llama.FAMILY._replace(
   pad_token_id=1,
   prompted_by='attention',
   modules=MODULES,
-  shapes=_shapes,
 )
 
 # GTE under its name on the hub, where its code is remote.
@@ -188,7 +165,6 @@ NEW = FAMILY._replace(
   read_config=_read_config,
   prefix='new.',
   pad_token_id=0,
-  shapes=dict,
   prompted_by='',
   modules=None,
 )

@@ -446,14 +446,6 @@ def written_window(config: Config) -> dict[str, Any]:
   }
 
 
-def _shapes() -> dict[str, Config]:
-  return {
-    'smollm2-135m': Config(
-      'llama', 49152, 576, 30, 9, 3, 64, 1536, 8192, Rope(100000.0), layer_norm_eps=1e-5
-    )
-  }
-
-
 FAMILY = Family(
   model_type='llama',
   class_name='Llama',
@@ -471,7 +463,6 @@ FAMILY = Family(
   prefix='model.',
   # Old versions of transformers stored the frequencies.
   extras=re.compile(r'(lm_head|score|classifier|qa_outputs)\.|(.*\.)?rotary_emb\.inv_freq$'),
-  shapes=_shapes,
 )
 
 # EuroBERT (Boizard et al., 2025): without the causal mask.
@@ -482,7 +473,6 @@ EUROBERT = FAMILY._replace(
     read_keys(hf_config, Keys, rms_norm_eps=1e-5), 'eurobert', causal=False
   ),
   prompted_by='attention',
-  shapes=dict,
 )
 
 
@@ -490,12 +480,6 @@ def _read_mistral(hf_config: Mapping[str, Any]) -> Config:
   keys = read_keys(hf_config, Keys, num_key_value_heads=8)
   windows = read_windows(keys, lambda layer: True) if keys.sliding_window else {}
   return read_config(keys, 'mistral', **windows)
-
-
-def _mistral_shapes() -> dict[str, Config]:
-  size = 32000, 4096, 32, 32, 8, 128, 14336, 32768, Rope(10000.0)
-  shape = Config('mistral', *size, layer_norm_eps=1e-5, windowed=(True,) * 32, reach=4095)
-  return {'e5-mistral-7b': shape}
 
 
 # Mistral (Jiang et al., 2023): a window in every layer, or in none.
@@ -506,5 +490,4 @@ MISTRAL = FAMILY._replace(
   write_config=lambda config: (
     write_config(config) | {'sliding_window': written_window(config)['sliding_window']}
   ),
-  shapes=_mistral_shapes,
 )

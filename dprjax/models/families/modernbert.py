@@ -17,7 +17,6 @@ from dprjax.models import layers, rotary
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import llama
 from dprjax.models.family import Family, only
-from dprjax.models.rotary import Rope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,28 +195,6 @@ def _classifier_tensors(config: Config, labels: int) -> Iterator[Tensor]:
   yield from weights('classifier', ('output',), (labels, config.hidden_size))
 
 
-def _shapes() -> dict[str, Config]:
-  found = {}
-  for name, size in (
-    ('modernbert-base', (50368, 768, 22, 12, 1152)),
-    ('modernbert-large', (50368, 1024, 28, 16, 2624)),
-  ):
-    vocabulary, width, depth, heads, inner = size
-    found[name] = Config(
-      'modernbert',
-      *(vocabulary, width, depth, heads, heads, width // heads, inner, 8192),
-      rope=Rope(160000.0),
-      window_rope=Rope(10000.0),
-      reach=64,
-      windowed=tuple(layer % 3 > 0 for layer in range(depth)),
-      causal=False,
-      hidden_act='gelu',
-      layer_norm_eps=1e-5,
-      pad_token_id=50283,
-    )
-  return found
-
-
 FAMILY: Family = llama.FAMILY._replace(
   model_type='modernbert',
   class_name='ModernBert',
@@ -237,5 +214,4 @@ FAMILY: Family = llama.FAMILY._replace(
   classifier_pooling=lambda config: config.classifier_pooling,
   pad_token_id=50283,
   prompted_by='attention',
-  shapes=_shapes,
 )

@@ -174,30 +174,6 @@ def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   )
 
 
-def _shapes() -> dict[str, Config]:
-  sizes = {
-    'base': (768, 12, 12, 12, 64, 3072),
-    'large': (1024, 24, 16, 16, 64, 4096),
-    'xl': (1024, 24, 32, 32, 128, 16384),
-    'xxl': (1024, 24, 128, 128, 128, 65536),
-  }
-  return {
-    f'{kind}-t5-{name}': Config(
-      't5',
-      32128,
-      *size,
-      512,
-      hidden_act='relu',
-      gated=False,
-      **_TRAITS,
-      hidden_dropout=0.1,
-      attention_dropout=0.1,
-    )
-    for kind in ('gtr', 'sentence')
-    for name, size in sizes.items()
-  }
-
-
 FAMILY = llama.FAMILY._replace(
   model_type='t5',
   class_name='T5Encoder',
@@ -211,5 +187,4 @@ FAMILY = llama.FAMILY._replace(
   prefix='',
   extras=re.compile(r'encoder\.embed_tokens\.weight$|(decoder|lm_head|classification_head)\.'),
   prompted_by='attention',
-  shapes=_shapes,
 )

@@ -34,8 +34,7 @@ for all terms.
 
 Read in this order:
 
-    document_files.py  documents from files of text
-    segments.py        documents cut into passages of whole sentences, on disk
+    segments.py        documents of files, cut into passages of whole sentences, on disk
     views.py           the texts of a batch
     masking.py         masked tokens, in whole words
     losses.py          L_late, L_head and L_contrast

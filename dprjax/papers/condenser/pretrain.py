@@ -35,7 +35,7 @@ from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.papers.condenser import losses, masking, segments, views
-from dprjax.papers.condenser.document_files import find_files, read_documents
+from dprjax.papers.condenser.segments import find_files, read_documents
 from dprjax.text import docstrings, vector_spec
 from dprjax.text.batches import longest_bucket
 from dprjax.text.read_report import ReadReport
