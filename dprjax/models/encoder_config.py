@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from dprjax.base.errors import InputError
-from dprjax.models import activations
 from dprjax.models import family as families
 
 
@@ -39,7 +38,6 @@ class EncoderConfig(families.Shape):
 
   def __post_init__(self):
     families.find(self.model_type)
-    activations.find(self.hidden_act, 'hidden_act')
     if self.hidden_size % self.num_heads:
       raise InputError(
         f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}'

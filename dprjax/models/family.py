@@ -21,7 +21,7 @@ from jaxtyping import Array
 from dprjax.base import extensions
 from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor
-from dprjax.models.projection import Dense
+from dprjax.models.pooling import Dense
 
 _FAMILIES = 'dprjax.models.families'
 # Module and value of each family of the package.

@@ -27,7 +27,7 @@ from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models import family as families
-from dprjax.models import projection, sentence, weights
+from dprjax.models import pooling, sentence, weights
 from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.sentence_files import TOKENIZER_FILES
@@ -147,12 +147,12 @@ def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
 
 
 def _with_projection(
-  sha256: str, shapes: Sequence[projection.Dense], params: Mapping[str, Any]
+  sha256: str, shapes: Sequence[pooling.Dense], params: Mapping[str, Any]
 ) -> str:
   """The SHA-256 of an encoder and of its projection."""
   if not shapes:
     return sha256
-  projection_sha256 = weights.sha256(projection.tensors(shapes, params['projection']))
+  projection_sha256 = weights.sha256(pooling.dense_tensors(shapes, params['projection']))
   return hashlib.sha256(f'{sha256}{projection_sha256}'.encode()).hexdigest()
 
 

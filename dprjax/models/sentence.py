@@ -28,7 +28,7 @@ from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling as poolings
 from dprjax.models import weights
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.projection import ACTIVATIONS, Dense
+from dprjax.models.pooling import DENSE_ACTIVATIONS, Dense
 from dprjax.text import sentence_files, vector_spec
 from dprjax.text.vector_spec import VectorSpec
 
@@ -122,7 +122,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   )
 
 
-_Activation: Any = Literal[tuple(ACTIVATIONS)]  # type: ignore[valid-type]
+_Activation: Any = Literal[tuple(DENSE_ACTIVATIONS)]  # type: ignore[valid-type]
 
 
 class _DenseConfig(msgspec.Struct):

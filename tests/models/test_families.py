@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models import classifier, encoder, heads, hub, prompted
+from dprjax.models import encoder, heads, hub, prompted
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
@@ -101,11 +101,11 @@ def test_heads_equal_transformers(name, load):
   assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, backbone.heads['mlm'].params)
   arrays, backbone = load(name, 'classifier')
   head = backbone.heads['classifier'].params
-  scores = jax.jit(classifier.score_pairs, static_argnums=0)(
+  scores = jax.jit(heads.score_pairs, static_argnums=0)(
     backbone.config, backbone.params, head, arrays['tokens'], mask, types
   )
   np.testing.assert_allclose(scores, arrays['scores'][:, 0], rtol=0, atol=1e-5)
-  fresh = jax.eval_shape(lambda: classifier.init_classifier(backbone.config, jax.random.key(0)))
+  fresh = jax.eval_shape(lambda: heads.init_classifier(backbone.config, jax.random.key(0)))
   assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, head)
 
 

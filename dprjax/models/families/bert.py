@@ -53,6 +53,7 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   values |= {key: value for key, value in hf_config.items() if value is not None}
   for key, name in KEYS.items():
     convert(values.get(key), key, _types(key)[_FIELDS[name].type])
+  layers.check_activation(values['hidden_act'], 'hidden_act')
   return EncoderConfig(
     model_type, **{name: _FIELDS[name].type(values[key]) for key, name in KEYS.items()}
   )

@@ -64,11 +64,14 @@ def read(keys: Keys, model_type: str, **traits: Any) -> Config:
   """The shape in a config.json, as `llama.read_config`."""
   keys.rms_norm_eps, keys.is_causal = keys.layer_norm_eps, False
   keys.attention_dropout = keys.attention_probs_dropout_prob
-  shape = llama.read_config(keys, model_type, hidden_dropout=keys.hidden_dropout_prob, **traits)
-  return Config(
-    **{field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)},
+  return llama.read_config(
+    keys,
+    model_type,
+    Config,
+    hidden_dropout=keys.hidden_dropout_prob,
     type_vocab_size=keys.type_vocab_size,
     pad_token_id=keys.pad_token_id,
+    **traits,
   )
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import activations, layers, rotary
+from dprjax.models import layers, rotary
 from dprjax.models.adapter import Adapter
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.dropout import Dropout
@@ -90,6 +90,9 @@ class Config(Shape):
   @property
   def window(self) -> int | None:
     return self.reach + 1 if any(self.windowed) else None
+
+
+C = TypeVar('C', bound=Config)
 
 
 class RMSNorm(nn.Module):
@@ -188,9 +191,9 @@ class MLP(nn.Module):
 
     y = project(x, 'up', config.intermediate_size)
     if config.gated:
-      y *= activations.ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
+      y *= layers.ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
     else:
-      y = activations.ACTIVATIONS[config.hidden_act](y)
+      y = layers.ACTIVATIONS[config.hidden_act](y)
     return project(y, 'down', config.hidden_size, config.mlp_bias or config.down_bias)
 
 
@@ -355,11 +358,12 @@ def read_keys(hf_config: Mapping[str, Any], kind: type[K], **defaults: Any) -> K
   return convert(defaults | given, hf_config['model_type'], kind)
 
 
-def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
+def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: Any) -> C:  # type: ignore[assignment]
   """The shape in a config.json.
 
   Args:
-    traits: fields of `Config` that override the keys of Llama.
+    kind: `Config` or a subclass.
+    traits: its fields that override the keys of Llama, or that `Config` lacks.
   """
   heads = keys.num_attention_heads
   found: dict[str, Any] = {
@@ -378,8 +382,8 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
       keys.max_position_embeddings,
     )
     found['rope'].frequencies(found['head_dim'])  # raises if its numbers do not fit
-  activations.find(found['hidden_act'], 'the activation')
-  return Config(
+  layers.check_activation(found['hidden_act'], 'the activation')
+  return kind(
     model_type,
     keys.vocab_size,
     keys.hidden_size,

@@ -95,17 +95,15 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
     return rotary.read(settings, theta, keys.max_position_embeddings)
 
   near = rope('sliding_attention', keys.local_rope_theta)
-  shape = llama.read_config(
+  return llama.read_config(
     keys,
     'modernbert',
+    Config,
     rope=rope('full_attention', keys.global_rope_theta),
     window_rope=near if windows else None,
     hidden_act=keys.hidden_activation,
     hidden_dropout=keys.mlp_dropout,
     **windows,
-  )
-  return Config(
-    **{field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)},
     norm_bias=keys.norm_bias,
     decoder_bias=keys.decoder_bias,
     classifier_bias=keys.classifier_bias,
@@ -118,7 +116,6 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
 def _write_config(config: Config) -> dict[str, Any]:
   """The keys read by old and new versions of transformers."""
   local = config.window_rope or config.rope
-  windowed = config.windowed or (False,) * config.num_layers
   return {
     'vocab_size': config.vocab_size,
     'hidden_size': config.hidden_size,
@@ -135,7 +132,7 @@ def _write_config(config: Config) -> dict[str, Any]:
     'attention_dropout': config.attention_dropout,
     'initializer_range': config.initializer_range,
     'pad_token_id': config.pad_token_id,
-    'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],
+    'layer_types': llama.written_window(config)['layer_types'],
     'local_attention': 2 * config.reach if config.windowed else 128,
     'decoder_bias': config.decoder_bias,
     'classifier_bias': config.classifier_bias,

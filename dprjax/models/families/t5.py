@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models import activations, layers, rotary
+from dprjax.models import layers, rotary
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.families import llama
@@ -92,7 +92,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
   gated = act != keys.feed_forward_proj
   if gated and act == 'gelu':
     act = 'gelu_new'  # as in transformers
-  activations.find(act, 'feed_forward_proj')
+  layers.check_activation(act, 'feed_forward_proj')
   buckets, far = keys.relative_attention_num_buckets, keys.relative_attention_max_distance
   if buckets % 4 or far <= buckets // 4:
     raise InputError(
