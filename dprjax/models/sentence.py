@@ -34,7 +34,7 @@ from dprjax.text.vector_spec import VectorSpec
 
 logger = logging.getLogger('dprjax')
 
-PROMPTED = 'PromptedTransformer'  # the class in `prompted`: a transformer with a prompt
+PROMPTED = 'PromptedTransformer'  # the class in `prompt_folders`
 PROMPTED_TYPE = f'dprjax_prompt.{PROMPTED}'
 _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models import encoder, heads, hub, prompted
+from dprjax.models import encoder, heads, hub, prompt_folders
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
@@ -255,7 +255,9 @@ def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, write_go
   import transformers
 
   code: dict[str, Any] = {}
-  exec((pathlib.Path(prompted.__file__).parent / f'{prompted.CODE}.txt').read_text(), code)
+  exec(
+    (pathlib.Path(prompt_folders.__file__).parent / f'{prompt_folders.CODE}.txt').read_text(), code
+  )
   arrays, folder = write_golden(name)
   kind = transformers.T5EncoderModel if 't5' in name else transformers.AutoModel
   model = kind.from_pretrained(folder).eval().double()  # float32 differs between processors

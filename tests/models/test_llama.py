@@ -13,8 +13,8 @@ import safetensors.numpy
 from dprjax.base import tree
 from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
-from dprjax.models import peft as adapters
 from dprjax.models import pooling as poolings
+from dprjax.models import prompt_folders as adapters
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
