@@ -76,12 +76,10 @@ class Shape:
 
   @property
   def embedding_size(self) -> int:
-    """The width of the tables of embeddings."""
     return self.hidden_size  # type: ignore[attr-defined]
 
   @property
   def vector_size(self) -> int:
-    """The dimension of a text vector."""
     return self.projection[-1].outputs if self.projection else self.hidden_size  # type: ignore[attr-defined]
 
 
@@ -162,7 +160,6 @@ def only(hf_config: Mapping[str, Any], **supported: Any) -> None:
 
 
 def find(model_type: Any) -> Family:
-  """The family named in config.json."""
   found = extensions.find('FAMILY', 'model_type', str(model_type), _PLACES)
   if found is None:
     raise InputError(

@@ -64,7 +64,6 @@ def check_activation(name: str, key: str) -> None:
 
 
 def kernel_init(config: Config) -> nn.initializers.Initializer:
-  """The initializer of kernels and embeddings, as in BERT."""
   return nn.initializers.normal(config.initializer_range)
 
 
@@ -281,7 +280,6 @@ class Attention(nn.Module):
     bias: Float[Array, 'B 1 1 S'],
     prompt: Array | None,
   ) -> Float[Array, 'B T H']:
-    """The weighted means of values, by the fused kernel."""
     prompt_rate = 0.0 if self.deterministic else self.options.prompt_dropout
     if prompt is not None:
       prompt = prompt.astype(query.dtype).reshape(*prompt.shape[:-2], query.shape[2])
@@ -477,7 +475,6 @@ class Embeddings(nn.Module):
   def combine(
     self, x: Float[Array, 'B T E'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']
   ) -> Float[Array, 'B T E']:
-    """Word, token type and position embeddings, summed and normalised in float32."""
     config, width = self.config, self.config.embedding_size
     if config.type_vocab_size:
       x += Embed(config, config.type_vocab_size, width, name='token_type')(token_types)

@@ -94,7 +94,6 @@ def every() -> dict[str, Pooling]:
 
 
 def find(name: str, where: str = 'pooling') -> Pooling:
-  """The pooling of this name."""
   poolings = every()
   if not isinstance(name, str) or name not in poolings:
     raise InputError(f'{where}: expected one of {", ".join(poolings)}, not {name!r:.60}')
@@ -124,14 +123,12 @@ class Dense(NamedTuple):
   activation: str
 
   def tensors(self) -> list[names.Tensor]:
-    """The tensors in the file of the layer, and their places in its parameters."""
     return list(names.weights('linear', (), (self.outputs, self.inputs), self.bias))
 
 
 def project(
   config: Any, params: Mapping[str, Any], vectors: Float[Array, 'B H']
 ) -> Float[Array, 'B D']:
-  """Applies all dense layers of an encoder, in float32."""
   for number, dense in enumerate(config.projection):
     own = params['projection'][str(number)]
     vectors = vectors @ own['kernel'].astype(jnp.float32)
@@ -144,7 +141,6 @@ def project(
 def dense_tensors(
   shapes: Sequence[Dense], params: Mapping[str, Any]
 ) -> list[tuple[str, np.ndarray]]:
-  """All tensors by name, for a SHA-256."""
   return [
     (f'projection.{number}.{name}', array)
     for number, dense in enumerate(shapes)

@@ -83,12 +83,10 @@ def is_adapter(folder: PathLike) -> bool:
 
 
 def _sides(root: epath.Path) -> list[str]:
-  """The sides with an adapter; '' is one adapter for both."""
   return [side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
 
 
 def base_model(folder: PathLike) -> str | None:
-  """The backbone that an adapter names."""
   root = epath.Path(folder)
   path = files.regular_file(root / _sides(root)[0] / CONFIG, 'adapter')
   return read(path, 'adapter', _Named).base_model_name_or_path or None
@@ -204,7 +202,6 @@ def write_prompted(
 
 
 def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
-  """Adds a prompt to the transformer of a sentence-transformers folder."""
   code = _code(prompt)
   modules = read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])
   modules[0]['type'] = sentence.PROMPTED_TYPE

@@ -39,8 +39,6 @@ class TenantLimits:
 
 
 class Busy(Exception):
-  """There is no room; retry after ``seconds``."""
-
   def __init__(self, seconds: float, why: str):
     super().__init__(f'{why}; try again in {seconds:.0f} s')
     self.seconds = seconds
@@ -179,7 +177,6 @@ class Admission:
     self._wait_for(permit, work.seconds)
 
   def know(self, permit: Permit, work: Work) -> None:
-    """Replaces the estimate."""
     self._wait_for(permit, work.seconds)
     if (most := permit.limits.tokens) is not None:
       minute, more = self._minutes[permit.tenant.name, 'tokens'], work.tokens - permit.tokens
@@ -187,7 +184,6 @@ class Admission:
     permit.tokens = work.tokens
 
   def spend(self, permit: Permit, seconds: float) -> None:
-    """Records finished work."""
     self._wait_for(permit, max(0.0, permit.waiting - seconds))
 
   def refuse(self, permit: Permit) -> None:

@@ -130,7 +130,6 @@ class App(Routes):
       await self._routes(scope, receive, tell)
 
   def start(self) -> None:
-    """Compiles in a thread."""
     threading.Thread(target=self.compile, name='compile', daemon=True).start()
 
   def compile(self) -> None:
@@ -240,7 +239,6 @@ class App(Routes):
 
 
 def _shows(name: str) -> _Handler:
-  """The handler of a page, whose headers allow only its own script and style."""
   page = pathlib.Path(__file__).with_name(name).read_text(encoding='utf-8')
   sources = []
   for tag in ('script', 'style'):

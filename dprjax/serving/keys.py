@@ -62,7 +62,6 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   @property
   def tenant(self) -> Tenant:
-    """The tenant of the key; several keys may share it."""
     return Tenant(self.name, self.weight)
 
   @property
@@ -94,10 +93,7 @@ ANYONE = Grant([], scopes=('admin',))  # of a server without keys
 
 
 class Keys:
-  """The keys of a file, as it is now; for one thread."""
-
   def __init__(self, path: PathLike):
-    """Reads the file."""
     self._path = epath.Path(path)
     self._identity, self._looked = self._look(), time.monotonic()
     self._grants = _read(self._path)
@@ -127,7 +123,6 @@ class Keys:
 
 
 def _read(path: epath.Path) -> dict[bytes, Grant]:
-  """The rights by the SHA-256 of a key."""
   with reading.open_text(path, 'keys') as file:
     text = file.read()
   where, grants = '', []

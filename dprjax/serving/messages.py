@@ -138,8 +138,6 @@ class PromptList(Struct):
 
 
 class Hit(Struct):
-  """One passage; its text where the server has the texts."""
-
   id: str
   score: float
   text: str | None
@@ -209,7 +207,6 @@ class Operation(NamedTuple):
 
   @property
   def shown(self) -> str:
-    """The path as OpenAPI writes it."""
     return self.path.replace(':path}', '}')
 
 
@@ -230,7 +227,6 @@ def serves(
 
 
 def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
-  """The OpenAPI document of a server."""
   kinds = dict.fromkeys(
     kind for one in operations for kind in (*one.answered, one.asked, ErrorResponse)
   )

@@ -41,7 +41,6 @@ def check(network: Network) -> None:
 
 
 def is_loopback(host: str) -> bool:
-  """Whether only this machine can reach the address."""
   try:
     return host == 'localhost' or ipaddress.ip_address(host).is_loopback
   except ValueError:
@@ -128,16 +127,12 @@ def request_id(scope: Any) -> str:
 
 
 class TextLines(logging.Formatter):
-  """Lines for people, with the id of the request."""
-
   def format(self, record: logging.LogRecord) -> str:
     id = current.get()
     return mask(record.getMessage()) + (f' (request {id})' if id else '')
 
 
 class JsonLines(logging.Formatter):
-  """An object of JSON a line: time, level, message, the id of the request and its fields."""
-
   def format(self, record: logging.LogRecord) -> str:
     at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
     line: dict[str, Any] = {

@@ -41,7 +41,6 @@ _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(Enc
 
 
 def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
-  """The shape in a config.json."""
   model_type = hf_config['model_type']
   only(hf_config, position_embedding_type='absolute', is_decoder=False, add_cross_attention=False)
   values: dict[str, Any] = {
@@ -70,7 +69,6 @@ def _types(key: str) -> dict[type, Any]:
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
-  """The keys of config.json that describe a shape."""
   return {key: getattr(config, field) for key, field in KEYS.items()} | {
     'position_embedding_type': 'absolute'
   }
@@ -86,7 +84,6 @@ def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | A
 
 
 def tensors(config: EncoderConfig) -> Iterator[Tensor]:
-  """Every tensor of the encoder."""
   width = config.embedding_size
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
@@ -128,7 +125,6 @@ def renamed(tensors: Iterable[Tensor], parts: Mapping[str, str]) -> Iterator[Ten
 
 
 def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iterator[Tensor]:
-  """The masked-LM head, by the names of its parts."""
   width = config.embedding_size
   yield from weights(dense, ('dense',), (width, config.hidden_size))
   yield from weights(norm, ('norm',), (width,))
@@ -138,7 +134,6 @@ def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iter
 def classifier_tensors(
   config: EncoderConfig, labels: int, dense: str, output: str
 ) -> Iterator[Tensor]:
-  """The sequence-classification head, by the names of its layers."""
   width = config.hidden_size
   yield from weights(dense, ('dense',), (width, width))
   yield from weights(output, ('output',), (labels, width))

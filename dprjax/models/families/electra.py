@@ -15,14 +15,10 @@ from dprjax.models.families import bert, llama
 
 @dataclasses.dataclass(frozen=True)
 class Config(EncoderConfig):
-  """The shape of an ELECTRA encoder."""
-
   embedding_size: int = 128
 
 
 class Keys(msgspec.Struct):
-  """The key in config.json that BERT lacks."""
-
   embedding_size: llama.Size = 128
 
 

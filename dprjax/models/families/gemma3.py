@@ -23,8 +23,6 @@ def _traits(width: int, score_scale: int) -> dict[str, Any]:
 
 
 class Keys(llama.Keys):
-  """The keys of config.json that are read."""
-
   hidden_activation: str = 'gelu_pytorch_tanh'
   query_pre_attn_scalar: llama.Size = 256
   rope_local_base_freq: float = 10000.0

@@ -37,8 +37,6 @@ class Embeddings(layers.Embeddings):
 
 
 class Layer(llama.Layer):
-  """One layer, for ``nn.scan``."""
-
   def enter(self, x: Array, name: str, number: Array) -> Array:
     return x
 
@@ -48,8 +46,6 @@ class Layer(llama.Layer):
 
 
 class Keys(llama.Keys):
-  """The keys read from config.json, mostly those of BERT."""
-
   hidden_act: str = 'gelu'
   layer_norm_eps: float = 1e-12
   hidden_dropout_prob: float = 0.1
@@ -61,7 +57,6 @@ class Keys(llama.Keys):
 
 
 def read(keys: Keys, model_type: str, **traits: Any) -> Config:
-  """The shape in a config.json, as `llama.read_config`."""
   keys.rms_norm_eps, keys.is_causal = keys.layer_norm_eps, False
   keys.attention_dropout = keys.attention_probs_dropout_prob
   return llama.read_config(
@@ -94,7 +89,6 @@ def write(config: Config) -> dict[str, Any]:
 
 
 def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Tensor]:
-  """Every tensor of the encoder."""
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
     ('token_type_embeddings', 'token_type', config.type_vocab_size),

@@ -138,8 +138,6 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
 class Embeddings(layers.Embeddings):
-  """Word embeddings."""
-
   def combine(self, x: Array, positions: Array, token_types: Array) -> Array:
     # The factor is rounded as in transformers.
     return x * jnp.asarray(self.config.embedding_scale, self.dtype).astype(jnp.float32)
@@ -176,8 +174,6 @@ class Attention(layers.Attention):
 
 
 class MLP(nn.Module):
-  """The MLP, gated or not."""
-
   config: Config
   options: EncoderOptions
 
@@ -218,11 +214,9 @@ class Layer(nn.Module):
     return split_rows(x, options.rows), None
 
   def norm(self, x: Array, name: str) -> Array:
-    """A norm of this name."""
     return RMSNorm(self.config, self.options.dtype, name=name)(x).astype(self.options.dtype)
 
   def enter(self, x: Array, name: str, number: Array) -> Array:
-    """The input of a half of layer ``number``."""
     return self.norm(x, name)
 
   def leave(self, x: Array, y: Array, name: str) -> Array:
@@ -231,13 +225,11 @@ class Layer(nn.Module):
     return self.add(x, y)
 
   def add(self, x: Array, y: Array) -> Array:
-    """The sum, with dropout."""
     y = Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(y)
     return split_rows((x + y).astype(self.options.dtype), self.options.rows)
 
 
 def _reach(config: Config, number: Array) -> Reach:
-  """Which tokens a token sees in a layer."""
   if not config.windowed:
     return Reach(config.causal)
   if all(config.windowed):
@@ -278,7 +270,6 @@ def positions(config: Config, tokens: Array, mask: Array, shift: int | Array) ->
 
 
 def tensors(config: Config) -> Iterator[Tensor]:
-  """Every tensor of the encoder."""
   width = config.hidden_size
   yield Tensor(
     'embed_tokens.weight', (config.vocab_size, width), ('embeddings', 'word', 'embedding')
@@ -323,8 +314,6 @@ def layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
 
 
 class Keys(msgspec.Struct):
-  """The keys read from config.json."""
-
   vocab_size: Size
   hidden_size: Size
   num_hidden_layers: Size
@@ -419,7 +408,6 @@ def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
 
 
 def write_config(config: Config) -> dict[str, Any]:
-  """The keys of config.json that describe a shape, for all versions of transformers."""
   return {
     'vocab_size': config.vocab_size,
     'hidden_size': config.hidden_size,
@@ -442,7 +430,6 @@ def write_config(config: Config) -> dict[str, Any]:
 
 
 def written_window(config: Config) -> dict[str, Any]:
-  """The keys of config.json about layers with a window."""
   windowed = config.windowed or (False,) * config.num_layers
   return {
     'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],

@@ -52,8 +52,6 @@ class Embeddings(layers.Embeddings):
 
 
 class Layer(llama.Layer):
-  """One layer, for ``nn.scan``."""
-
   config: Config
 
   def norm(self, x: Array, name: str) -> Array:
@@ -66,8 +64,6 @@ class Layer(llama.Layer):
 
 
 class Keys(llama.Keys):
-  """The keys read from config.json."""
-
   norm_eps: float = 1e-5
   norm_bias: bool = False
   hidden_activation: str = 'gelu'
@@ -114,7 +110,6 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
 
 
 def _write_config(config: Config) -> dict[str, Any]:
-  """The keys read by old and new versions of transformers."""
   local = config.window_rope or config.rope
   return {
     'vocab_size': config.vocab_size,

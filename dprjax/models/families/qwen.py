@@ -9,8 +9,6 @@ from dprjax.models.families import llama
 
 
 class Keys(llama.Keys):
-  """The keys read from config.json."""
-
   use_sliding_window: bool = False
   max_window_layers: int = 28
 

@@ -70,8 +70,6 @@ _TRAITS: dict[str, Any] = {'rope': rotary.NONE, 'causal': False, 'score_scale': 
 
 
 class Keys(msgspec.Struct):
-  """The keys read from config.json."""
-
   vocab_size: llama.Size
   d_model: llama.Size
   d_kv: llama.Size

@@ -154,7 +154,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def encode(
     params: Params, adapter: Adapter | None, rows: Any, key: Array | None
   ) -> tuple[Float[Array, 'B H'], _Sums]:
-    """The vectors of a view, and the losses of its masked tokens."""
     tokens, mask, masked = rows
     assert key is not None
     backbone_key, head_key, _ = jax.random.split(key, 3)

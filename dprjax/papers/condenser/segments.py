@@ -75,7 +75,6 @@ def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Itera
 
 
 def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epath.Path]:
-  """The files of these paths, in reading order; unusable files of folders are counted."""
   found: list[epath.Path] = []
   for path in paths:
     given = files.existing(path, 'text')
@@ -173,7 +172,6 @@ class PassageCache:
 
 
 def open_documents(directory: files.PathLike) -> PassageCache:
-  """Opens a cache written by `build_documents`."""
   path = epath.Path(directory)
   description, lengths = fingerprint.open_built(path, 'documents')
   return PassageCache(

@@ -37,8 +37,6 @@ class _Pairs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Meta(msgspec.Struct):
-  """Additional keys of meta."""
-
   pooling: Literal['mask', 'cls', 'mean']
   template: _Texts
   words: dict[str, Annotated[str, msgspec.Meta(max_length=1000)]]  # of slots without vectors
@@ -106,18 +104,15 @@ class _Placed(Adapter):
 
 
 def vectors(prompt: Prompt) -> dict[str, Float[np.ndarray, 'P H']]:
-  """The learned slots of a template, by names such as ``query/P1``."""
   return {name.removeprefix(SLOTS): array for name, array in prompt.arrays.items()}
 
 
 def spec(prompt: Prompt) -> task_templates.Spec:
-  """The templates of a prompt."""
   lengths = {name: len(array) for name, array in vectors(prompt).items()}
   return task_templates.Spec(prompt.meta['template'], prompt.meta['words'], lengths)
 
 
 def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
-  """Checks that a prompt is a template for these kinds of input and this backbone."""
   there = prompt.meta['template'] if prompt.meta['kind'] == NAME else ()
   if set(there) != set(kinds):
     found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
@@ -128,7 +123,6 @@ def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
 
 
 def check_head(prompt: Prompt, head_sha256: str) -> None:
-  """Raises InputError if the template was trained with another masked-LM head."""
   if (recorded := prompt.meta['head_sha256']) != head_sha256:
     raise InputError(
       f'{prompt.path}: needs a masked-LM head with SHA-256 {recorded}, not {head_sha256}; give the '

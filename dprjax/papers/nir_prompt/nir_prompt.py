@@ -79,7 +79,6 @@ class Prompts(NamedTuple):
 
 
 def read_files(config: ConfigDict) -> Files:
-  """The prompt files of the config."""
   own = {
     name: artifact.load_prompt(config.tasks[name].prompt)
     for name in sorted(config.tasks)
@@ -112,13 +111,11 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
 
 
 def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
-  """``config.template.fixed_layers`` as a number of layers."""
   count = config.template.fixed_layers
   return model.num_layers - 1 if count == -1 else min(count, model.num_layers)
 
 
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
-  """The templates of the tasks, by number."""
   settings = config.template
   strings = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
   for kind, string in strings.items():
@@ -202,7 +199,6 @@ def _described(spec: Spec) -> str:
 def make_templates(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
 ) -> TaskTemplates:
-  """The templates of all tasks. Raises as `specs` and `TaskTemplates.make`."""
   return TaskTemplates.make(
     specs(config, kinds, found),
     tokenizer,
@@ -215,7 +211,6 @@ def make_templates(
 def around(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
 ) -> dict[str, list[Template]]:
-  """The templates of the tasks by kind, before there is a model."""
   made = make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
   return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
 
@@ -223,7 +218,6 @@ def around(
 def build(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
 ) -> Prompts:
-  """The prompts of a run."""
   found = read_files(config)
   count = layers_fixed(config, model)
   templates = make_templates(config, kinds, found, tokenizer, model.vocab_size)
@@ -273,7 +267,6 @@ def build(
 
 
 def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
-  """The vectors of prompts by flat names; ``path`` has the fields task and name."""
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
@@ -313,7 +306,6 @@ def check_prompt(
   tokenizer: Tokenizer,
   kinds: Sequence[str],
 ) -> None:
-  """Raises InputError if a prompt was made for another backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
   adapters.check_template(prompt, kinds, model)
   if 'pair' in kinds:

@@ -25,7 +25,6 @@ TASK_DATA = (
 
 
 def table() -> types.SimpleNamespace:
-  """The sections ``tasks``, ``template`` and ``adapt``, and the order of batches."""
   c = types.SimpleNamespace()
   # several data sets in one run: NAME = an entry of `task_table`; c.data.dir stays empty. Tasks are
   # numbered in sorted order of names.
@@ -79,7 +78,6 @@ def task(**data: Any) -> ml_collections.ConfigDict:
 
 
 def task_table() -> types.SimpleNamespace:
-  """The options of an entry of ``config.tasks``."""
   t = types.SimpleNamespace()
   # 'retrieval': queries and passages; 'pairs': two texts and a label
   t.form = choice('retrieval', 'pairs')
@@ -100,7 +98,6 @@ def task_table() -> types.SimpleNamespace:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The inputs of a training by option, beside those of every method."""
   return {
     'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
     **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},

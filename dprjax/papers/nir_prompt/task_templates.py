@@ -80,7 +80,6 @@ class Spec(NamedTuple):
 
 
 def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
-  """Splits a template string into slots."""
   slots, texts = tuple(string.split()), TEXTS[kind]
   prompts = [name for name in slots if _PROMPT.fullmatch(name)]
   inner = [name for name in slots[1:-1] if name not in (*prompts, '[SEP]')]
@@ -172,12 +171,9 @@ class TaskTemplates(NamedTuple):
     return cls(slots, templates, tuple(rows), tokenizer.pad_id)
 
   def table(self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]) -> Float[Array, 'E H']:
-    """The learned vectors of all tasks, by task number and name."""
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
 
   def without_prompts(self) -> Self:
-    """The same templates with empty prompt slots."""
-
     def empty(kind: str, template: Template) -> Template:
       pieces = zip(self.slots[kind], template.pieces, strict=True)
       return Template(
@@ -197,16 +193,13 @@ class TaskTemplates(NamedTuple):
   def fill(
     self, kind: str, texts: Sequence[TextRows], length: int, numbers: Int[Array, ' B']
   ) -> Filled:
-    """Fills the templates of one kind; see ``template.fill``."""
     return fill(self.templates[kind], texts, length, self.pad_id, numbers)
 
   def places(self, kind: str, filled: Filled, slot: str) -> Bool[Array, 'B T']:
-    """Marks the tokens of one slot."""
     return filled.pieces == self.slots[kind].index(slot)
 
 
 def need_head(heads: Mapping[str, Head], path: str) -> Head:
-  """The masked-LM head of a backbone, which answers at [MASK]."""
   if 'mlm' not in heads:
     raise InputError(
       f'{path} has no masked-LM head; train one with --config=configs/condenser.py:mlm'
@@ -215,7 +208,6 @@ def need_head(heads: Mapping[str, Head], path: str) -> Head:
 
 
 def label_ids(words: Sequence[str], tokenizer: Tokenizer, where: str) -> tuple[int, int]:
-  """The token ids of the words for yes and no."""
   tokens = tokenizer.encode_bare(words)
   ids = [id_ for word in words for id_ in tokens[word].tolist()]
   if not len(words) == len(ids) == len({*ids} - {*tokenizer.special_ids}) == 2:

@@ -54,7 +54,6 @@ class Flags:
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
-  """Texts of at most ``most`` documents, ordered by ids and seed, and counts."""
   report = ReadReport()
   progress = Progress('documents', task=f'reading {path}')
 
@@ -76,7 +75,6 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:
-  """The numbers and words of the report."""
   made = fitted.topics
   return {
     'kind': made.meta['kind'],

@@ -63,8 +63,6 @@ _OPTIONS = {
 
 
 class ModelFiles(NamedTuple):
-  """A backbone and perhaps a prompt."""
-
   backbone: str
   prompt: epath.Path | None = None
 
@@ -93,7 +91,6 @@ class Pipeline:
       return self._run()
 
   def _begin(self) -> None:
-    """Finds the text and prepares the stages."""
     config, workdir = self.config, self.workdir
     folder = self._folder()
     train, test = (
@@ -326,7 +323,6 @@ def differences(
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Raises InputError for bad options."""
   given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
   options.check(_OPTIONS, dict(given), 'config', 'configs/unm.py')
   if abs(sum(config.mix.values()) - 1) > 1e-6:
@@ -347,7 +343,6 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The inputs of a pipeline, by flag."""
   folder = config.data.dir
   return {
     '--config.data.dir': None if folder.startswith('docstrings:') else folder,
