@@ -180,8 +180,8 @@ class ErrorResponse(Struct):
 
   400: malformed. 401: unknown key. 403: the key may not do this. 404: no such model, prompt or
   index. 408, 504: too slow. 409: the backbone name. 413: too large. 415: not JSON. 422: unusable.
-  429: too busy, or over the limits of the key; see Retry-After. 503: not ready, or the server files
-  cannot be used.
+  429: too busy, or too many requests of the key; see Retry-After. 503: not ready, or the files of
+  the server cannot be used.
   """
 
   error: ErrorDetail

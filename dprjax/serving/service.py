@@ -140,7 +140,7 @@ class Service:
   def enter(self, request: Request, size: int = 0) -> None:
     """Admits the request until it is answered, and starts its time."""
     grant = request.state.grant
-    entered = self.admission.enter(grant.tenant, grant.limits, size)
+    entered = self.admission.enter(grant.tenant, grant.concurrent, size)
     request.state.until = time.monotonic() + self.limits.seconds
     request.state.permit = request.state.stack.enter_context(entered)
 
