@@ -117,17 +117,14 @@ def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
 
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
   settings = config.template
-  strings = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
-  for kind, string in strings.items():
-    task_templates.parse(string, kind, _option(kind), masked=_masked(config, kinds))
-  names = [name for kind in kinds for name in task_templates.prompt_names(strings[kind], kind)]
+  names = [name for kind in kinds for name in task_templates.PROMPTS[kind]]
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
     if task in found.own:
-      made.append(_spec_of(found.own[task], kinds, strings))
+      made.append(_spec_of(found.own[task], kinds))
     elif found.sources:
-      several = [_spec_of(prompt, kinds, strings) for prompt in found.sources.values()]
+      several = [_spec_of(prompt, kinds) for prompt in found.sources.values()]
       for prompt, spec in zip(found.sources.values(), several, strict=True):
         if spec != several[0] or not spec.lengths:
           raise InputError(
@@ -138,16 +135,8 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
     else:
       words = _words(settings.kind, names, entry, key)
       lengths = {name: _length(settings, name) for name in names if name not in words}
-      made.append(Spec(strings, words, lengths))
+      made.append(Spec(tuple(kinds), words, lengths))
   return made
-
-
-def _option(kind: str) -> str:
-  return f'config.template.{"pair" if kind == "pair" else "text"}'
-
-
-def _masked(config: ConfigDict, kinds: Sequence[str]) -> bool:
-  return 'pair' in kinds or config.pooling == 'mask'
 
 
 def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict[str, str]:
@@ -179,13 +168,8 @@ def _length(settings: ConfigDict, name: str) -> int:
   return lengths[place]
 
 
-def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != adapters.NAME or prompt.meta['template'] != strings:
-    there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
-    raise InputError(
-      f'{prompt.path}: the template is {there!r:.200}, but '
-      f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
-    )
+def _spec_of(prompt: Prompt, kinds: Sequence[str]) -> Spec:
+  adapters.check_template(prompt, kinds)
   return adapters.spec(prompt)
 
 
@@ -199,13 +183,7 @@ def _described(spec: Spec) -> str:
 def make_templates(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
 ) -> TaskTemplates:
-  return TaskTemplates.make(
-    specs(config, kinds, found),
-    tokenizer,
-    vocab_size,
-    _option(kinds[0]),
-    masked=_masked(config, kinds),
-  )
+  return TaskTemplates.make(specs(config, kinds, found), tokenizer, vocab_size)
 
 
 def around(
@@ -307,7 +285,7 @@ def check_prompt(
   kinds: Sequence[str],
 ) -> None:
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  adapters.check_template(prompt, kinds, model)
+  adapters.check_template(prompt, kinds)
   if 'pair' in kinds:
     adapters.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
@@ -440,7 +418,8 @@ def export(
   for task, spec in of_tasks.items():
     section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
     meta = dual_encoder.meta_of(config, vector_spec.of_config(config, section), 'template') | shared
-    meta |= {'template': dict(spec.strings), 'words': dict(spec.words), 'task': task}
+    forms = {kind: task_templates.FORMS[kind] for kind in kinds}
+    meta |= {'template': forms, 'words': dict(spec.words), 'task': task}
     if found.sources:
       values = params['prompt'][task]['weights'].tolist()
       meta['weights'] = dict(zip(found.sources, values, strict=True))

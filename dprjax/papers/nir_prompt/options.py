@@ -41,9 +41,6 @@ def table() -> types.SimpleNamespace:
   # Slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
   # 'hybrid', for pairs, only P3 in words; 'none', empty
   c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
-  c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # of a query or passage
-  # of a pair
-  c.template.pair = text('[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]')
   c.template.lengths = _positive(6, 6, 7)  # of P1, P2, P3, in vectors
   # layers whose inputs keep the learned vectors unchanged; 0: none; -1: all but the last
   c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
