@@ -141,16 +141,6 @@ def test_heads_that_do_not_fit(write_classifier):
   ).heads
 
 
-def test_pickled_weights_are_converted_with_their_head(write_classifier):
-  path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
-  (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
-  assert named_in(error(path), 'AutoModelForSequenceClassification', 'AutoTokenizer')
-  (path / 'config.json').write_text(
-    (path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel')
-  )
-  assert named_in(error(path), 'AutoModel', 'AutoTokenizer')
-
-
 @pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
   config = EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
