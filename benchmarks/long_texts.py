@@ -70,7 +70,7 @@ def compare(
   from dprjax.models import encoder, reach
   from dprjax.planning import backbones, programs
 
-  config = backbones.SHAPES[backbone]
+  config = backbones.named(backbone)
   config = dataclasses.replace(
     config,
     windowed=config.windowed[: SMALL['num_layers']],

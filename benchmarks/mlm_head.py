@@ -18,7 +18,7 @@ import record
 import timing
 from dprjax.models import heads
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.condenser import losses, masking
+from dprjax.papers.condenser import losses
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
   words = (
     jnp.broadcast_to(jnp.arange(args.tokens, dtype=jnp.int32), tokens.shape).at[:, [0, -1]].set(-1)
   )
-  masked = masking.mask_tokens(
+  masked = losses.mask_tokens(
     keys[3],
     tokens,
     words,

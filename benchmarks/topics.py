@@ -21,7 +21,7 @@ import options
 import record
 from dprjax.base.hashes import draw
 from dprjax.papers.topic_dpr import topic_models
-from dprjax.papers.topic_dpr.paper_records import read_papers
+from dprjax.papers.topic_dpr.papers import read_papers
 
 
 def main() -> None:

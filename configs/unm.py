@@ -44,14 +44,11 @@ def get_config(arg: str = 'beir'):
   # its sigmoid is a probability, as the threshold wants; listwise scores have no zero
   c.reranker.cross_encoder.loss = 'pointwise'
   c.reranker_path = ''  # a cross-encoder that is there already, in place of one trained here
-  # runs of the training queries from elsewhere, ('NAME=run.trec',), mined along with our own
-  c.runs = ()
   c.depth = 200  # rows of each run that are looked at for a query
   c.sample = 30  # of each source, for a query
   c.threshold = 0.1  # candidates with a lower reranker probability are denoised
   # Negatives of the last training; the paper names the sources and no shares.
   c.mix = ml_collections.ConfigDict({'denoised': 0.5, 'undenoised': 0.5, 'random': 0.0})
-  c.rounds = 1  # of retrieving with the newest retriever, mining and training again (ANCE style)
   # also train on only the un-denoised negatives of the first round (row 2 of Table 9)
   c.undenoised = True
   c.measures = ('nDCG@10', 'RR@10', 'R@100')

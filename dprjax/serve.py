@@ -125,12 +125,12 @@ def _whole(args: Flags) -> Flags:
 def _make_app(args: Flags) -> Any:
   try:
     from dprjax.encoding import embedder
-    from dprjax.serving import indexes, keys, tracing
+    from dprjax.serving import indexes, keys
     from dprjax.serving.app import THIS_MACHINE, App
     from dprjax.serving.engine import Engine
   except ImportError as error:
     raise InputError(f"{error}: pip install 'dprjax[serve]'") from error
-  tracing.set_lines(args.watch.log)
+  server.set_lines(args.watch.log)
   machine.keep_programs()
   network, batches = args.network, args.batches
   allowed = keys.Keys(network.keys) if network.keys else None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.papers.topic_dpr import paper_records
+from dprjax.papers.topic_dpr import papers as records
 from dprjax.text import docstrings, texts
 from dprjax.text.qrels import read_qrels, write_qrels
 
@@ -200,7 +200,7 @@ def read_arxiv(data, name):
   whole = sorted(
     (
       paper
-      for paper in paper_records.read_papers(only(data / name, '*.jsonl*'))
+      for paper in records.read_papers(only(data / name, '*.jsonl*'))
       if paper.title and paper.passage
     ),
     key=lambda paper: hashed(paper.id),

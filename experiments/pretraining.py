@@ -60,7 +60,7 @@ from dprjax.base import files, mesh
 from dprjax.base.counts import ReadReport
 from dprjax.models import hub
 from dprjax.papers.condenser import segments, views
-from dprjax.papers.condenser.document_files import read_documents
+from dprjax.papers.condenser.segments import read_documents
 from dprjax.retrieval import figures
 from dprjax.text import tokenizing, vocabularies
 from dprjax.training import exporting

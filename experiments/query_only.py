@@ -25,7 +25,7 @@ import gain_sets
 import systems
 import trials
 from dprjax.base import files
-from dprjax.papers.topic_dpr import paper_records
+from dprjax.papers.topic_dpr import papers as records
 from dprjax.text import texts
 from dprjax.text.qrels import read_qrels, write_qrels
 
@@ -168,7 +168,7 @@ class Experiment(systems.Runs):
     """Titles that find their own abstracts: two ninths to test on, one to choose by."""
     source = gain_sets.only(self.source / name, '*.jsonl*')
     whole = sorted(
-      (paper for paper in paper_records.read_papers(source) if paper.title and paper.passage),
+      (paper for paper in records.read_papers(source) if paper.title and paper.passage),
       key=lambda paper: gain_sets.hashed(paper.id),
     )[:4500]
     entries = [texts.PassageRecord(paper.id, '', paper.passage) for paper in whole]

@@ -43,8 +43,8 @@ import trials
 from dprjax.base import mesh, tree
 from dprjax.encoding.embedder import Embedder, place
 from dprjax.models import hub
-from dprjax.papers.topic_dpr import paper_records, topic_dpr, topic_models
-from dprjax.papers.topic_dpr import papers as papers_command
+from dprjax.papers.topic_dpr import papers as records
+from dprjax.papers.topic_dpr import topic_dpr, topic_models
 from dprjax.retrieval import bm25_index
 from dprjax.text import texts, tokenizing
 from dprjax.training import config as configs
@@ -147,7 +147,7 @@ class Experiment:
     if not made.exists():
       source = gain_sets.only(pathlib.Path(self.args.data).resolve() / 'arxiv', '*.jsonl*')
       sizes = {name: self.settings[name] for name in ('train', 'dev', 'test')}
-      papers_command.convert(str(source), str(made), sizes)
+      records.convert(str(source), str(made), sizes)
     return made
 
   @functools.cached_property
@@ -165,7 +165,7 @@ class Experiment:
   @functools.cache  # noqa: B019
   def documents(self, split):
     folder = self.papers / split
-    found = list(paper_records.read_papers(folder / 'corpus.jsonl'))
+    found = list(records.read_papers(folder / 'corpus.jsonl'))
     titles = {query.id: query.text for query in texts.read_texts(folder / 'queries.jsonl', 'query')}
     return Documents(
       [paper.id for paper in found],

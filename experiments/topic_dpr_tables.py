@@ -6,7 +6,7 @@ import numpy as np
 
 import charts
 import trials
-from dprjax.papers.topic_dpr import paper_records
+from dprjax.papers.topic_dpr import papers as records
 from dprjax.retrieval import best, exact, figures, measures
 from dprjax.text import trec
 from lab import statistics
@@ -101,9 +101,9 @@ def relevant(documents, own):
 
   A query of which none is left is left out.
   """
-  qrels = paper_records.related(
+  qrels = records.related(
     [
-      paper_records.Paper(id_, title, abstract, categories)
+      records.Paper(id_, title, abstract, categories)
       for id_, title, abstract, categories in zip(*documents, strict=True)
     ]
   )

@@ -215,7 +215,7 @@ def make_cross_encoder(tmp_path_factory):
 
   Its weights are larger than initial ones, so that the scores of pairs differ.
   """
-  from dprjax.models import classifier, encoder, hub
+  from dprjax.models import encoder, heads, hub
   from dprjax.models.encoder_config import EncoderConfig
   from dprjax.models.head_specs import Head
   from dprjax.text import vocabularies
@@ -240,7 +240,7 @@ def make_cross_encoder(tmp_path_factory):
       shapes = jax.eval_shape(
         lambda key: (
           encoder.init_encoder(config, key),
-          classifier.init_classifier(config, key, labels),
+          heads.init_classifier(config, key, labels),
         ),
         jax.random.key(0),
       )

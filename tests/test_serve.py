@@ -1,7 +1,6 @@
 """The command: its flags, its end, and several processes that share a folder of prompts."""
 
 import contextlib
-import hashlib
 import http.client
 import json
 import os
@@ -156,34 +155,6 @@ def start(small, tmp_path):  # noqa: F811
       return server
 
     yield run
-
-
-@pytest.mark.slow
-def test_a_tenant_is_answered_before_the_flood_of_another(start, tmp_path):
-  digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ('flood', 'quiet')}
-  lines = ''.join(f'[{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items())
-  (tmp_path / 'keys').write_text(lines)
-  # A busy machine may take long for all of it.
-  patient = ('--max_wait=600', '--timeout=600')
-  server = start(f'--keys={tmp_path / "keys"}', '--name=model', *patient)
-  server.wait()
-  done = []
-
-  def ask(key, texts):
-    status, _ = server.ask('POST', '/v1/embeddings', {'model': 'model', 'input': texts}, key)
-    assert status == 200
-    done.append(key)
-
-  threads = [threading.Thread(target=ask, args=('flood', ['json'] * 2000)) for _ in range(2)]
-  for thread in threads:
-    thread.start()
-  while b'dprjax_queued_texts 0.0' in server.ask('GET', '/metrics', key='flood')[1]:
-    time.sleep(0.001)
-  for _ in range(3):
-    ask('quiet', 'json')
-  for thread in threads:
-    thread.join()
-  assert done == ['quiet'] * 3 + ['flood'] * 2
 
 
 @pytest.mark.slow

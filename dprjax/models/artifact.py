@@ -45,8 +45,6 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class _Gain(msgspec.Struct, forbid_unknown_fields=True):
-  """The dev scores after training and of the baseline."""
-
   measure: str
   baseline: _Score
   best: _Score
@@ -105,12 +103,10 @@ class Prompt:
 
   @property
   def tied(self) -> bool:
-    """Whether queries and passages have one adapter."""
     return not self.kind.sided or not any(name.split('/')[0] in SIDES for name in self.arrays)
 
   @property
   def query_only(self) -> bool:
-    """Whether passages have no adapter."""
     return self.meta.get('sides') == 'query'
 
   def of_side(self, side: str) -> dict[str, np.ndarray]:
@@ -197,7 +193,6 @@ def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone)
 def check_prompt(
   prompt: Prompt, config: EncoderConfig, backbone_sha256: str, tokenizer_sha256: str
 ) -> None:
-  """Checks that a prompt was made for this backbone and this tokenizer."""
   problems = []
   recorded = prompt.meta['backbone_sha256']
   if backbone_sha256 not in (recorded.values() if isinstance(recorded, dict) else (recorded,)):
@@ -226,7 +221,6 @@ def check_prompt(
 
 
 def _axes(prompt: Prompt) -> dict[str, list[str]]:
-  """The axes of the arrays that the file must have."""
   own = {name: axes.split() for name, axes in prompt.kind.arrays(prompt.path, prompt.meta).items()}
   if prompt.tied and not prompt.query_only:
     return own

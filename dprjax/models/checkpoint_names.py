@@ -48,7 +48,6 @@ class Tensor(NamedTuple):
 
   @property
   def paths(self) -> list[tuple[str, ...]]:
-    """The places in our tree; a fused tensor has several."""
     return [(*self.path[:-2], part, self.path[-1]) for part in self.parts] or [self.path]
 
 

@@ -36,7 +36,6 @@ def stays(rate: float, seed: Array, places: Int32[Array, '*s']) -> Array:
 
 
 def seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
-  """Random seeds for ``stays``."""
   return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint32), jnp.int32)
 
 

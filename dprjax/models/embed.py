@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.models import encoder, projection
+from dprjax.models import encoder
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter
 from dprjax.models.encoder_config import EncoderConfig
@@ -66,7 +66,7 @@ def of_states(
     number = of_rows([names.index(spec.pooling) for spec in specs])
     for other, pooled in enumerate(others, start=1):
       vectors = jnp.where(number == other, pooled, vectors)
-  vectors = projection.project(config, params, vectors)
+  vectors = poolings.project(config, params, vectors)
   if adapter is not None:
     vectors = adapter.finish(vectors)
   scaled = [spec.normalize for spec in specs]

@@ -24,7 +24,6 @@ from dprjax.models.reach import padding_bias
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """Scans the family layer over stacked parameters."""
   layer = config.family.layer
   if options.remat:
     # If both were unrolled, the compiler would merge recomputed layers with the first ones.
@@ -69,7 +68,6 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
 def _inputs(
   config: EncoderConfig, num_layers: int, tokens: Array, mask: Array, adapter: Adapter
 ) -> tuple[Scanned, Shared]:
-  """Inputs of the layers besides parameters and states."""
   length, shift = tokens.shape[1], adapter.shift_positions()
   known = shift if isinstance(shift, int) else 0
   if length + known > config.max_tokens:
@@ -100,7 +98,6 @@ def _embed(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> tuple[Any, Scanned, Shared]:
-  """The first states, and the other inputs of the layers."""
   adapter = BARE if adapter is None else adapter
   if options.prompt_dropout and dropout_key is not None:
     key = jax.random.fold_in(dropout_key, 1)
@@ -221,7 +218,6 @@ def encode_early_late(
 def _finish(
   config: EncoderConfig, params: Mapping[str, Any], hidden: Array, options: EncoderOptions
 ) -> Array:
-  """The last states, float32."""
   if config.family.final is not None:
     module = config.family.final(config, options.dtype)
     hidden = module.apply({'params': params['final']}, hidden)  # type: ignore[assignment]

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from dprjax.base.errors import InputError
-from dprjax.models import activations
 from dprjax.models import family as families
 
 
@@ -39,7 +38,6 @@ class EncoderConfig(families.Shape):
 
   def __post_init__(self):
     families.find(self.model_type)
-    activations.find(self.hidden_act, 'hidden_act')
     if self.hidden_size % self.num_heads:
       raise InputError(
         f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}'
@@ -51,7 +49,6 @@ class EncoderConfig(families.Shape):
 
   @property
   def num_kv_heads(self) -> int:
-    """The number of heads of keys and values, also in a prefix."""
     return self.num_heads
 
   @property
@@ -61,7 +58,6 @@ class EncoderConfig(families.Shape):
 
   @property
   def max_tokens(self) -> int:
-    """The longest input, in tokens."""
     return self.max_positions - self.first_position
 
 
@@ -150,7 +146,6 @@ class EncoderOptions(NamedTuple):
     )
 
   def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
-    """``config`` with this dropout rate."""
     if self.dropout is None:
       return config
     return dataclasses.replace(config, hidden_dropout=self.dropout, attention_dropout=self.dropout)
@@ -160,7 +155,6 @@ DEFAULT_OPTIONS = EncoderOptions()
 
 
 def platform_of(split: NamedSharding | None) -> str:
-  """The platform of the devices of a mesh, or the default one."""
   return jax.default_backend() if split is None else split.mesh.devices.flat[0].platform
 
 

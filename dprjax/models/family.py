@@ -21,7 +21,7 @@ from jaxtyping import Array
 from dprjax.base import extensions
 from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor
-from dprjax.models.projection import Dense
+from dprjax.models.pooling import Dense
 
 _FAMILIES = 'dprjax.models.families'
 # Module and value of each family of the package.
@@ -76,12 +76,10 @@ class Shape:
 
   @property
   def embedding_size(self) -> int:
-    """The width of the tables of embeddings."""
     return self.hidden_size  # type: ignore[attr-defined]
 
   @property
   def vector_size(self) -> int:
-    """The dimension of a text vector."""
     return self.projection[-1].outputs if self.projection else self.hidden_size  # type: ignore[attr-defined]
 
 
@@ -123,7 +121,6 @@ class Family(NamedTuple):
     modules: by the names of `adapter.projections`, the linear modules of a layer in transformers;
       None: those of the checkpoint.
     pad_token_id: the default of config.json.
-    shapes: ``() -> {name: Config}`` of well-known models, for plans without files.
   """
 
   model_type: str
@@ -153,7 +150,6 @@ class Family(NamedTuple):
   prompted_by: str = 'cache'
   modules: Mapping[str, str] | None = None
   pad_token_id: int = 0
-  shapes: Callable[[], Mapping[str, Config]] = dict
 
 
 def only(hf_config: Mapping[str, Any], **supported: Any) -> None:
@@ -164,7 +160,6 @@ def only(hf_config: Mapping[str, Any], **supported: Any) -> None:
 
 
 def find(model_type: Any) -> Family:
-  """The family named in config.json."""
   found = extensions.find('FAMILY', 'model_type', str(model_type), _PLACES)
   if found is None:
     raise InputError(

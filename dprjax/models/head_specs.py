@@ -18,7 +18,7 @@ import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.models import checkpoint_names as names
-from dprjax.models import classifier, heads, weights
+from dprjax.models import heads, weights
 from dprjax.models.encoder_config import EncoderConfig
 
 Params = dict[str, Any]
@@ -105,7 +105,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
     id2label = checkpoint.hf_config.get('id2label')
     other = isinstance(id2label, dict) and len(id2label) != labels
     relevant = None
-    if labels in classifier.LABELS and not other:
+    if labels in heads.LABELS and not other:
       relevant = 1 if labels == 1 else _relevant(id2label)
     if relevant is None:
       raise InputError(
@@ -203,7 +203,7 @@ HEADS = {
     hf_config=lambda base, head: base | {'tie_word_embeddings': True},
   ),
   'classifier': HeadSpec(
-    init=classifier.init_classifier,
+    init=heads.init_classifier,
     tensors=_classifier_tensors,
     read=_read_classifier,
     model_class='ForSequenceClassification',

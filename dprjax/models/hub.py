@@ -27,7 +27,7 @@ from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models import family as families
-from dprjax.models import projection, sentence, weights
+from dprjax.models import pooling, sentence, weights
 from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.sentence_files import TOKENIZER_FILES
@@ -103,7 +103,6 @@ def _kind(name: str) -> HeadSpec:
 
 
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
-  """One head of a model, or None. The encoder tensors are not read."""
   with _open(path_or_hub_id) as (_, checkpoint, stack):
     return _kind(name).read(checkpoint, stack)
 
@@ -122,7 +121,6 @@ def load_spec(path_or_hub_id: PathLike, reserved: int = 0) -> VectorSpec:
 
 
 def read_shape(folder: PathLike) -> EncoderConfig:
-  """The shape of an encoder, from a folder with config.json."""
   root = epath.Path(folder)
   files.refuse_special(root)
   path = sentence.transformer_folder(root) / 'config.json'
@@ -147,12 +145,11 @@ def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
 
 
 def _with_projection(
-  sha256: str, shapes: Sequence[projection.Dense], params: Mapping[str, Any]
+  sha256: str, shapes: Sequence[pooling.Dense], params: Mapping[str, Any]
 ) -> str:
-  """The SHA-256 of an encoder and of its projection."""
   if not shapes:
     return sha256
-  projection_sha256 = weights.sha256(projection.tensors(shapes, params['projection']))
+  projection_sha256 = weights.sha256(pooling.dense_tensors(shapes, params['projection']))
   return hashlib.sha256(f'{sha256}{projection_sha256}'.encode()).hexdigest()
 
 
@@ -215,7 +212,6 @@ def save_backbone(
 
 
 def copy_files(backbone: Backbone, folder: epath.Path) -> None:
-  """Copies the files of a backbone: config, weights, tokenizer, licence."""
   source = epath.Path(backbone.path)
   for file in (
     source / 'config.json',
@@ -246,7 +242,6 @@ def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
 def claim_model(
   folder: PathLike, inputs: outputs.Inputs, flag: str = '--out'
 ) -> contextlib.AbstractContextManager[epath.Path]:
-  """`outputs.claim_folder` for the folder of a model."""
   return outputs.claim_folder(folder, inputs, what=OURS, ours=is_ours, flag=flag)
 
 
@@ -274,7 +269,6 @@ def is_ours(folder: epath.Path) -> bool:
 
 
 def init_params(config: EncoderConfig, key: Array) -> Params:
-  """Fresh parameters as BERT starts, numpy float32."""
   return jax.device_get(init_encoder(config, key))
 
 
@@ -341,7 +335,6 @@ def _locate_package(name: str) -> str | None:
 def _open(
   path_or_hub_id: PathLike,
 ) -> Iterator[tuple[epath.Path, weights.Checkpoint, contextlib.ExitStack]]:
-  """The directory of a model, its checkpoint, and an exit stack for its files."""
   root = _fetch(path_or_hub_id)
   files.refuse_special(root)
   folder = sentence.transformer_folder(root)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dprjax.models.activations import ACTIVATIONS
+from dprjax.base.errors import InputError
 from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.dropout import Dropout, drop
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions, platform_of
@@ -21,8 +21,49 @@ from dprjax.models.reach import ALL, MASKED, Reach, attend_in_blocks, queries_at
 from dprjax.models.splits import split_rows
 
 
+@jax.custom_jvp
+def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
+  """The BERT GELU, x * Phi(x)."""
+  return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+@erf_gelu.defjvp
+def _erf_gelu_jvp(primals, tangents):
+  # Autodiff would keep several arrays of [B, T, intermediate_size] a layer for the backward pass.
+  (x,), (dx,) = primals, tangents
+  cdf = 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
+  pdf = (2 * jnp.pi) ** -0.5 * jnp.exp(-0.5 * x * x)
+  return x * cdf, dx * (cdf + x * pdf)
+
+
+def _tanh_gelu(x):
+  return nn.gelu(x, approximate=True)
+
+
+# By their names in ACT2FN of transformers.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+  'gelu': erf_gelu,
+  'gelu_python': erf_gelu,
+  'gelu_new': _tanh_gelu,
+  'gelu_fast': _tanh_gelu,
+  'gelu_accurate': _tanh_gelu,
+  'gelu_pytorch_tanh': _tanh_gelu,
+  'gelu_python_tanh': _tanh_gelu,
+  'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),
+  'relu': nn.relu,
+  'silu': nn.silu,
+  'swish': nn.silu,
+  'tanh': jnp.tanh,
+}
+
+
+def check_activation(name: str, key: str) -> None:
+  """Raises InputError if the value of a key in config.json is no known activation."""
+  if name not in ACTIVATIONS:
+    raise InputError(f'{key} {name!r:.60} is not supported; use one of: {", ".join(ACTIVATIONS)}')
+
+
 def kernel_init(config: Config) -> nn.initializers.Initializer:
-  """The initializer of kernels and embeddings, as in BERT."""
   return nn.initializers.normal(config.initializer_range)
 
 
@@ -239,7 +280,6 @@ class Attention(nn.Module):
     bias: Float[Array, 'B 1 1 S'],
     prompt: Array | None,
   ) -> Float[Array, 'B T H']:
-    """The weighted means of values, by the fused kernel."""
     prompt_rate = 0.0 if self.deterministic else self.options.prompt_dropout
     if prompt is not None:
       prompt = prompt.astype(query.dtype).reshape(*prompt.shape[:-2], query.shape[2])
@@ -435,7 +475,6 @@ class Embeddings(nn.Module):
   def combine(
     self, x: Float[Array, 'B T E'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']
   ) -> Float[Array, 'B T E']:
-    """Word, token type and position embeddings, summed and normalised in float32."""
     config, width = self.config, self.config.embedding_size
     if config.type_vocab_size:
       x += Embed(config, config.type_vocab_size, width, name='token_type')(token_types)

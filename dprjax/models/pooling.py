@@ -1,16 +1,21 @@
-"""Poolings of the hidden states of a text into one vector, as in sentence-transformers.
+"""From the hidden states of a text to one vector, as in sentence-transformers.
 
-An extension (`base.extensions`) adds a pooling as its value ``POOLING``.
+An extension (`base.extensions`) adds a pooling as its value ``POOLING``. Dense layers may follow,
+as in EmbeddingGemma: ``EncoderConfig.projection`` has their shapes, and the encoder parameters
+their weights, ``projection/0/kernel`` and so on. `models.sentence` reads and writes them.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from dprjax.base import extensions
 from dprjax.base.errors import InputError
+from dprjax.models import checkpoint_names as names
 
 States = Float[Array, 'B T H']
 Mask = Bool[Array, 'B T']
@@ -89,8 +94,55 @@ def every() -> dict[str, Pooling]:
 
 
 def find(name: str, where: str = 'pooling') -> Pooling:
-  """The pooling of this name."""
   poolings = every()
   if not isinstance(name, str) or name not in poolings:
     raise InputError(f'{where}: expected one of {", ".join(poolings)}, not {name!r:.60}')
   return poolings[name]
+
+
+IDENTITY = 'torch.nn.modules.linear.Identity'
+DENSE_ACTIVATIONS = {
+  IDENTITY: lambda x: x,
+  'torch.nn.modules.activation.Tanh': jnp.tanh,
+  'torch.nn.modules.activation.ReLU': jax.nn.relu,
+  'torch.nn.modules.activation.Sigmoid': jax.nn.sigmoid,
+  'torch.nn.modules.activation.GELU': lambda x: jax.nn.gelu(x, approximate=False),
+}
+
+
+class Dense(NamedTuple):
+  """The shape of one layer: ``activation(x @ kernel + bias)``.
+
+  Attributes:
+    activation: the PyTorch class.
+  """
+
+  inputs: int
+  outputs: int
+  bias: bool
+  activation: str
+
+  def tensors(self) -> list[names.Tensor]:
+    return list(names.weights('linear', (), (self.outputs, self.inputs), self.bias))
+
+
+def project(
+  config: Any, params: Mapping[str, Any], vectors: Float[Array, 'B H']
+) -> Float[Array, 'B D']:
+  for number, dense in enumerate(config.projection):
+    own = params['projection'][str(number)]
+    vectors = vectors @ own['kernel'].astype(jnp.float32)
+    if dense.bias:
+      vectors = vectors + own['bias'].astype(jnp.float32)[None]
+    vectors = DENSE_ACTIVATIONS[dense.activation](vectors)
+  return vectors
+
+
+def dense_tensors(
+  shapes: Sequence[Dense], params: Mapping[str, Any]
+) -> list[tuple[str, np.ndarray]]:
+  return [
+    (f'projection.{number}.{name}', array)
+    for number, dense in enumerate(shapes)
+    for name, array in sorted(names.export(dense.tensors(), params[str(number)]).items())
+  ]

@@ -16,7 +16,6 @@ BLOCK = 256
 
 
 def queries_at_once(length: int) -> int:
-  """The number of queries whose scores are in memory at a time."""
   return min(length, BLOCK) if length > LONG else length
 
 
@@ -41,7 +40,6 @@ class Reach(NamedTuple):
 
   @property
   def limited(self) -> bool:
-    """Whether any tokens are hidden."""
     return self.causal or self.window > 0
 
   def bias(self, place: Int[Array, ' t'], key: Int[Array, ' S']) -> Float[Array, '1 1 t S']:

@@ -97,7 +97,6 @@ class Rope(NamedTuple):
     return turns, scale
 
   def written(self) -> dict[str, Any] | None:
-    """The value of rope_scaling in config.json."""
     if self.kind == 'default':
       return None
     kept = {key: value for key, value in self.numbers if value != _NUMBERS[self.kind][key]}

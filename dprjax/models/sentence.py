@@ -28,13 +28,13 @@ from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling as poolings
 from dprjax.models import weights
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.projection import ACTIVATIONS, Dense
+from dprjax.models.pooling import DENSE_ACTIVATIONS, Dense
 from dprjax.text import sentence_files, vector_spec
 from dprjax.text.vector_spec import VectorSpec
 
 logger = logging.getLogger('dprjax')
 
-PROMPTED = 'PromptedTransformer'  # the class in `prompted`: a transformer with a prompt
+PROMPTED = 'PromptedTransformer'  # the class in `prompt_folders`
 PROMPTED_TYPE = f'dprjax_prompt.{PROMPTED}'
 _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'
@@ -122,7 +122,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   )
 
 
-_Activation: Any = Literal[tuple(ACTIVATIONS)]  # type: ignore[valid-type]
+_Activation: Any = Literal[tuple(DENSE_ACTIVATIONS)]  # type: ignore[valid-type]
 
 
 class _DenseConfig(msgspec.Struct):
@@ -132,7 +132,6 @@ class _DenseConfig(msgspec.Struct):
 
 
 def read_projection(root: epath.Path) -> tuple[Dense, ...]:
-  """The shapes of the dense layers after the pooling."""
   layers: list[Dense] = []
   for folder in _folders(_modules(root), 'Dense'):
     file = folder / 'config.json'
@@ -151,7 +150,6 @@ def read_projection(root: epath.Path) -> tuple[Dense, ...]:
 
 
 def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[str, Any]:
-  """The parameters of the dense layers, by number."""
   folders = _folders(_modules(root), 'Dense')
   with contextlib.ExitStack() as stack:
     return {
@@ -237,7 +235,6 @@ def write_folder(
 
 
 def tokenizer_keys(folder: epath.Path) -> dict[str, Any]:
-  """The keys of sentence_bert_config.json that the tokenizer depends on."""
   return sentence_files.tokenizer_settings(folder).kept
 
 
@@ -246,7 +243,6 @@ def _folders(modules: Sequence[_Module], kind: str) -> list[epath.Path]:
 
 
 def _modules(root: epath.Path) -> list[_Module]:
-  """The entries of modules.json; empty without that file."""
   file = root / 'modules.json'
   if not file.exists():
     return []
@@ -263,7 +259,6 @@ def _modules(root: epath.Path) -> list[_Module]:
 
 
 def _check_order(file: epath.Path, types: Sequence[str]) -> None:
-  """Raises InputError for unsupported modules or another order."""
   kept = ' '.join(name for name in types if name != 'Dropout')  # only for training
   expected = f'({"|".join(_TRANSFORMERS)}) Pooling( Dense)*( Normalize)*'
   if not re.fullmatch(expected, kept):
@@ -296,7 +291,6 @@ def _pooling(file: epath.Path, prefixed: bool) -> str:
 
 
 def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
-  """The text before queries and before passages."""
   given = convert(model.get('prompts', {}), f'{file}: prompts', dict[str, str | None])
   texts = {name: text or '' for name, text in given.items()}
   default: Any = convert(model.get('default_prompt_name'), f'{file}: default_prompt_name', _NAME)

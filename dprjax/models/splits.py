@@ -45,7 +45,6 @@ def part_of(axis: str, number: Int[Array, ''] | int, parts: int) -> Iterator[Non
 
 
 def part() -> BatchPart:
-  """The part of the rows being traced, or all."""
   return _part.get()
 
 
@@ -56,12 +55,10 @@ def inside(split: NamedSharding) -> NamedSharding:
 
 
 def names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-  """The mesh axes that split an axis of an array."""
   return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
 def parts(split: NamedSharding, axis: int) -> int:
-  """The number of parts of an axis."""
   return math.prod(split.mesh.shape[name] for name in names(split.spec[axis]))
 
 

@@ -90,7 +90,6 @@ class Template:
 
   @property
   def num_tokens(self) -> int:
-    """The number of literal tokens."""
     return sum(len(piece.tokens or ()) for piece in self.pieces)
 
   def cut(
@@ -133,7 +132,6 @@ class Template:
 
 
 def unpack(rows: Int[Array, 'B T'], lengths: Int[Array, 'B texts']) -> list[TextRows]:
-  """The texts in packed rows, for ``fill``."""
   starts = jnp.cumsum(lengths, axis=1) - lengths
   return [TextRows(rows, lengths[:, i], starts[:, i]) for i in range(lengths.shape[1])]
 

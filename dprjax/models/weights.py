@@ -37,8 +37,6 @@ _PICKLES = (
 
 
 class Stored(NamedTuple):
-  """A tensor in an open safetensors file."""
-
   handle: Any
   name: str
 
@@ -77,7 +75,6 @@ class OnDisk:
 
   @classmethod
   def of(cls, stored: Sequence[Stored | None], tensor: names.Tensor, part: int) -> Self:
-    """A leaf with the dtype of its tensors."""
     kept = {place.dtype for place in stored if place is not None}
     dtype = jnp.dtype('bfloat16' if kept == {names.DTYPES['bfloat16']} else 'float32')
     return cls(tuple(stored), tensor, part, dtype)
@@ -245,13 +242,11 @@ def read_head(
 
 
 def weight_files(folder: epath.Path) -> list[epath.Path]:
-  """The weight file of a model, or its index and shards."""
   found = _weight_files(folder, str(folder), 'AutoModel')
   return found if found == [folder / WEIGHTS] else [folder / _INDEX, *found]
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
-  """The weight files of a model. ``name`` and the class of transformers are for messages."""
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
@@ -294,7 +289,6 @@ def stored_in(handle: Any) -> list[Stored]:
 
 
 def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Stored]]) -> list[str]:
-  """Problems of stored tensors: wrong shape or type, or stored twice."""
   problems = []
   for tensor in tensors:
     for number, place in enumerate(stored.get(tensor.name, ())):
@@ -337,7 +331,6 @@ def check(
 def read_file(
   file: epath.Path, where: str, tensors: Collection[names.Tensor], stack: contextlib.ExitStack
 ) -> Params:
-  """Parameters from a separate file."""
   stored = {one.name: [one] for one in stored_in(open_file(file, stack))}
   check(f'{file}: {where}', tensors, stored)
   params: Params = {}

@@ -30,9 +30,9 @@ from dprjax.encoding.embedder import (
 )
 from dprjax.models import (
   artifact,
-  classifier,
   encoder_config,
   head_specs,
+  heads,
   hub,
   sentence,
 )
@@ -188,7 +188,7 @@ class CrossEncoder(Reranker):
     ) -> jax.Array:
       encoder, head = params
       pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
-      return classifier.score_pairs(model, encoder, head, *pair[:3], options=options)
+      return heads.score_pairs(model, encoder, head, *pair[:3], options=options)
 
     super().__init__(
       *(backbone, tokenizer, template, max_length, score_rows, (head,)),

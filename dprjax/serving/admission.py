@@ -1,12 +1,10 @@
 """Admission of requests: a decision for every request, before its work begins.
 
-A request enters within the limits of its key when its body has arrived. It gets the device unless
+A request enters when its body has arrived. It gets the device unless
 it would wait too long. Until it is done, each waiting request of its tenant takes at most as much
 of the device as it does, and each other tenant as much as the weights say; that is the prediction.
 Refused requests are sent back one behind the other, so that they do not return together. One that
 returns at once, with as large a body, is refused before it is decoded, and waits for the answer.
-
-Limits count only in this process: each of n servers behind a balancer allows them.
 """
 
 import contextlib
@@ -19,56 +17,13 @@ from collections.abc import Callable, Iterator
 from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
-_MINUTE = 60.0
 AGAIN_S = 0.5  # for so long a refusal stands for requests of the same size
 
 
-@dataclasses.dataclass(frozen=True)
-class TenantLimits:
-  """Limits of one tenant; None: no limit.
-
-  Attributes:
-    requests, tokens, bytes: a minute; bytes are those of bodies.
-    concurrent: requests at a time.
-  """
-
-  requests: int | None = None
-  tokens: int | None = None
-  bytes: int | None = None
-  concurrent: int | None = None
-
-
 class Busy(Exception):
-  """There is no room; retry after ``seconds``."""
-
   def __init__(self, seconds: float, why: str):
     super().__init__(f'{why}; try again in {seconds:.0f} s')
     self.seconds = seconds
-
-
-class _Minute:
-  """A bucket that holds the allowance of a minute and fills steadily.
-
-  A request larger than all of it needs a full bucket, and empties the next ones.
-  """
-
-  def __init__(self) -> None:
-    self._level, self._at, self._most = 0.0, 0.0, 0.0
-
-  def wait(self, most: int, cost: float, now: float) -> float:
-    """Seconds until ``cost`` can be taken of ``most`` a minute."""
-    self._fill(most, now)
-    return max(0.0, min(cost, most) - self._level) * _MINUTE / most
-
-  def take(self, most: int, cost: float, now: float) -> None:
-    self._fill(most, now)
-    self._level -= cost
-
-  def _fill(self, most: int, now: float) -> None:
-    if most != self._most:  # at first, and when the limits of a key change
-      self._level, self._most = self._level + most - self._most, most
-    self._level = min(most, self._level + (now - self._at) * most / _MINUTE)
-    self._at = now
 
 
 class TooSoon(Busy):
@@ -82,14 +37,11 @@ class Permit:
   Attributes:
     size: bytes of its body.
     waiting: seconds of its waiting work.
-    tokens: those that it was counted with.
   """
 
   tenant: Tenant
-  limits: TenantLimits
   size: int
   waiting: float = 0.0
-  tokens: float = 0.0
 
 
 class Admission:
@@ -103,16 +55,16 @@ class Admission:
     self._limits, self._clock, self._lock = limits, clock, threading.Lock()
     self.waiting: defaultdict[Tenant, float] = defaultdict(float)
     self._active: defaultdict[Tenant, set[Permit]] = defaultdict(set)
-    self._minutes: defaultdict[tuple[str, str], _Minute] = defaultdict(_Minute)
     self._room: dict[Tenant, float] = {}  # when those that were sent back are done
     self._refused: dict[Tenant, tuple[int, float, float]] = {}  # size of one, until when, its end
     self._held = 0
 
   @contextlib.contextmanager
-  def enter(self, tenant: Tenant, limits: TenantLimits, size: int = 0) -> Iterator[Permit]:
+  def enter(self, tenant: Tenant, concurrent: int | None = None, size: int = 0) -> Iterator[Permit]:
     """Lets a request in, until ``with`` ends.
 
     Args:
+      concurrent: the most requests of the tenant at a time.
       size: bytes of the body, which has arrived.
 
     Raises:
@@ -123,14 +75,13 @@ class Admission:
       later = max(1.0, min(self.waiting.get(tenant, 0.0), self._limits.seconds))
       if sum(map(len, self._active.values())) >= self._limits.requests:
         raise Busy(later, f'{self._limits.requests} requests are answered at a time')
-      if limits.concurrent is not None and len(active) >= limits.concurrent:
-        raise Busy(later, f'this key may have {limits.concurrent} requests at a time')
-      self._take(tenant, limits, {'requests': 1.0, 'bytes': float(size)})
+      if concurrent is not None and len(active) >= concurrent:
+        raise Busy(later, f'this key may have {concurrent} requests at a time')
       least, until, end = self._refused.get(tenant, (0, 0.0, 0.0))
       now = self._clock()
       if size and size >= least and now < until:
         raise TooSoon(max(1.0, end - now), 'a request of this size was refused just now')
-      permit = Permit(tenant, limits, size)
+      permit = Permit(tenant, size)
       self._active[tenant].add(permit)
     try:
       yield permit
@@ -174,40 +125,19 @@ class Admission:
         later = self._send_back(tenant, min(late, end - work.seconds), end - wait, now)
         self._refused[tenant] = permit.size, now + AGAIN_S, now + later
         raise Busy(later, f'the answer would take {end:.0f} s')
-      self._take(tenant, permit.limits, {'tokens': work.tokens})
-      permit.tokens = work.tokens
     self._wait_for(permit, work.seconds)
 
   def know(self, permit: Permit, work: Work) -> None:
     """Replaces the estimate."""
     self._wait_for(permit, work.seconds)
-    if (most := permit.limits.tokens) is not None:
-      minute, more = self._minutes[permit.tenant.name, 'tokens'], work.tokens - permit.tokens
-      minute.take(most, more, self._clock())
-    permit.tokens = work.tokens
 
   def spend(self, permit: Permit, seconds: float) -> None:
-    """Records finished work."""
     self._wait_for(permit, max(0.0, permit.waiting - seconds))
 
   def refuse(self, permit: Permit) -> None:
     """Lets no request of its tenant in for a moment that is as large."""
     now = self._clock()
     self._refused[permit.tenant] = permit.size, now + AGAIN_S, now + 1.0
-
-  def _take(self, tenant: Tenant, limits: TenantLimits, costs: dict[str, float]) -> None:
-    """Takes all of the costs from the allowances of a minute, or nothing."""
-    now = self._clock()
-    for what, cost in costs.items():
-      most = getattr(limits, what)
-      if most is None or not cost:
-        continue
-      later = self._minutes[tenant.name, what].wait(most, cost, now)
-      if later > 0:
-        raise Busy(max(1.0, later), f'this key may use {most:,} {what} a minute')
-    for what, cost in costs.items():
-      if (most := getattr(limits, what)) is not None:
-        self._minutes[tenant.name, what].take(most, cost, now)
 
   def _until(self, tenant: Tenant, seconds: float) -> float:
     """Seconds until so much work of a tenant is done."""

@@ -24,8 +24,6 @@ _ROWS = 64  # items of a part of an answer
 
 @dataclasses.dataclass(eq=False)
 class Failure(Exception):
-  """An answer that is an error, in the OpenAI form."""
-
   status: int
   message: str
   param: str | None = None
@@ -42,7 +40,6 @@ class Failure(Exception):
 
 
 def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-  """A JSON body."""
   return Response(encode(content), status, headers, media_type=_JSON)
 
 
@@ -59,7 +56,6 @@ async def in_parts(rows: Callable[[int, int], Any], count: int) -> orjson.Fragme
 
 
 def failed(error: Exception, path: str) -> Failure:
-  """The answer to a request that raised this."""
   match error:
     case Failure():
       return error

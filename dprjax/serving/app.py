@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.serving import answers, keys, messages, tracing
+from dprjax.serving import answers, keys, messages, server
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
@@ -110,7 +110,7 @@ class App(Routes):
 
   async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
     """The ASGI application. While it drains, every answer ends its connection."""
-    id = tracing.request_id(scope)
+    id = server.request_id(scope)
     scope.setdefault('state', {})['id'] = id
     names = {name for name, _ in scope.get('headers', ())}
     # Both may be an attempt to smuggle a request (RFC 9112, section 6.1).
@@ -124,13 +124,12 @@ class App(Routes):
         message['headers'] = [*message.get('headers', ()), *own]
       await send(message)
 
-    tracing.current.set(id)  # each request has a context of its own
+    server.current.set(id)  # each request has a context of its own
     with contextlib.ExitStack() as stack:
       scope['state']['stack'] = stack  # closed when the answer is sent
       await self._routes(scope, receive, tell)
 
   def start(self) -> None:
-    """Compiles in a thread."""
     threading.Thread(target=self.compile, name='compile', daemon=True).start()
 
   def compile(self) -> None:
@@ -190,7 +189,7 @@ class App(Routes):
       'client': request.client.host if request.client else '',
     }
     line = f'{label} {status} {1000 * seconds:.1f} ms {state.model}'
-    logger.info(line, extra={tracing.FIELDS: fields})
+    logger.info(line, extra={server.FIELDS: fields})
 
   def _check_key(self, request: Request, role: str) -> None:
     """Finds the rights of the request. Raises Failure without this one."""
@@ -240,7 +239,6 @@ class App(Routes):
 
 
 def _shows(name: str) -> _Handler:
-  """The handler of a page, whose headers allow only its own script and style."""
   page = pathlib.Path(__file__).with_name(name).read_text(encoding='utf-8')
   sources = []
   for tag in ('script', 'style'):

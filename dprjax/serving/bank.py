@@ -95,7 +95,6 @@ class Bank:
 
   @property
   def nbytes(self) -> int:
-    """Device memory of all slots."""
     return tree.nbytes(self._banks)
 
   @property
@@ -104,17 +103,14 @@ class Bank:
     return tree.nbytes(self._params)
 
   def _jit(self, run: Callable[..., Any], **options: Any) -> Any:
-    """A program whose results are on every device."""
     return jax.jit(run, out_shardings=self._everywhere, **options)
 
   def _shapes(self, arrays: Any) -> Any:
-    """The shapes of arrays that are on every device."""
     return jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), arrays
     )
 
   def compile(self) -> None:
-    """Compiles the program of every shape, and those that write slots."""
     banks = self._shapes(self._banks)
     for bank, row in zip(banks, self._rows, strict=True):
       program = self._jit(write, donate_argnums=0)

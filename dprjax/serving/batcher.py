@@ -102,11 +102,9 @@ class _Heap:
 
   @property
   def rank(self) -> float:
-    """The rank of the first item."""
     return self.items[0][0]
 
   def clean(self) -> None:
-    """Removes items whose future is done."""
     self.items = [item for item in self.items if not item[2].future.done()]
     heapq.heapify(self.items)
 
@@ -257,7 +255,6 @@ class Batcher:
     return self._waiting.setdefault(tenant, _Waiting(self._options.lengths))
 
   def _leave(self, tenant: Tenant) -> None:
-    """Forgets a tenant without work."""
     if not self._waiting[tenant]:
       del self._waiting[tenant]
       self._turns.leave(tenant)
@@ -342,7 +339,6 @@ class Batcher:
         self._changed.wait(min(left, _LONGEST_NAP_S))
 
   def _number(self, *lengths: int) -> int:
-    """The number of waiting texts of these padded lengths."""
     waiting = [*self._waiting.values()]  # a copy, as other threads ask
     return sum(len(one.rows[length]) for one in waiting for length in lengths)
 
@@ -379,7 +375,6 @@ class Batcher:
     return rows
 
   def _drop(self) -> None:
-    """Removes work of requests that were cancelled or failed."""
     if not self._gone:
       return
     self._gone, before = False, self._number(*self._options.lengths)
@@ -394,7 +389,6 @@ class Batcher:
       self._gone = True
 
   def _slice(self, job: SlicedJob) -> None:
-    """Does a slice, and queues the rest."""
     began, cost = time.monotonic(), job.cost
     job.advance()
     now = time.monotonic()

@@ -160,7 +160,6 @@ class Engine:
   def _tokenize(
     self, version: Version, name: str, side: str, texts: Sequence[str]
   ) -> list[np.ndarray]:
-    """Token ids of a slice, not cut."""
     if version.topic_model is not None and (most := max(map(len, texts))) > _TOPIC_CHARACTERS:
       raise InputError(
         f'input: a text of {most:,} characters; prompt {name} chooses topics by all words of a '
@@ -172,14 +171,12 @@ class Engine:
     return [np.array(one.ids, np.int32) for one in encodings]
 
   def estimate(self, name: str, side: str, texts: Sequence[str]) -> Work:
-    """An estimate of the work of these texts."""
     most = self.options.lengths[-1]
     if (kept := self.library.kept(name)) is not None:
       most = min(most, kept.spec.max_length(side))
     return self.work(min(len(one) // 4 + 3, most) for one in texts)
 
   def work(self, lengths: Iterable[int]) -> Work:
-    """The work of texts of so many tokens."""
     each = [*lengths]
     return Work(float(sum(each)), sum(map(self.batcher.seconds, each)))
 

@@ -77,7 +77,6 @@ class ServedIndex:
       self._costs[count] = seconds
 
   def seconds(self, queries: int) -> float:
-    """The time of the device for so many queries."""
     most = max(self._costs)
     return -(-queries // most) * self._costs[most]
 
@@ -92,7 +91,6 @@ class ServedIndex:
     )
 
   def takes(self, prompt: Version, engine: Engine) -> bool:
-    """Whether ``check`` of this prompt raises nothing."""
     return not manifest.differences(self.meta.space(), self._own(prompt, engine))
 
   def _own(self, prompt: Version, engine: Engine) -> dict[str, Any]:
@@ -116,7 +114,6 @@ class ServedIndex:
     return own
 
   def find(self, queries: Float[np.ndarray, 'n H']) -> turns.Steps:
-    """The passages nearest to each query, for the device thread; a slice costs its seconds."""
     found = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     most = max(self._costs)
@@ -183,7 +180,6 @@ class ServedReranker:
     self._costs = self._model.fit(turns.SLICE_S)
 
   def estimate(self, query: str, documents: Sequence[str]) -> Work:
-    """An estimate of the work of ``logits``."""
     model = self._model
     tokens = [
       min((len(query) + len(one)) // 4 + model.specials, model.max_length) for one in documents
@@ -191,12 +187,10 @@ class ServedReranker:
     return self.work(Packed([np.empty(n, np.int8) for n in tokens], np.array(tokens), 0))
 
   def work(self, packed: Packed) -> Work:
-    """The work of ``logits``."""
     seconds = sum(self._costs[length] for _, length in self._model.groups(packed))
     return Work(float(packed.lengths.sum()), seconds)
 
   def pack(self, query: str, documents: Sequence[str]) -> turns.Steps:
-    """Tokens of a query with each document, for threads that tokenise."""
     model = self._model
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     packed: list[tuple[list[int], Packed]] = []
@@ -225,5 +219,4 @@ class ServedReranker:
 
 
 def probabilities(logits: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
-  """The logistic function of each logit, in float64."""
   return 1 / (1 + np.exp(-np.maximum(logits.astype(np.float64), -700)))  # exp(710) is infinite

@@ -6,7 +6,7 @@ A TOML file has a table for each tenant, with the SHA-256 of its keys:
     sha256 = ["...", "..."]         # two while a key is exchanged
     scopes = ["read", "write"]      # or metrics, admin; default: read
     prompts = ["qa", "chat-*"]      # default: all; so indexes and rerankers
-    requests_per_minute = 600       # also tokens_per_minute, megabytes_per_minute, concurrent
+    concurrent = 16                 # requests at a time; default: no limit
     weight = 2                      # its share of a busy server beside others; default: 1
 
 A key is drawn at random (``secrets.token_urlsafe(32)``), so a plain SHA-256 hides it: salts and
@@ -25,7 +25,6 @@ from etils import epath
 from dprjax.base import provenance, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.serving.admission import TenantLimits
 from dprjax.serving.turns import Tenant
 
 logger = logging.getLogger('dprjax')
@@ -35,7 +34,6 @@ _LOOK_S = 1.0  # between looks at the file
 _EMPTY = hashlib.sha256(b'').digest()
 
 _Digest = Annotated[str, msgspec.Meta(pattern='^[0-9a-fA-F]{64}$')]
-_Count = Annotated[int, msgspec.Meta(ge=1)]
 _Names = list[str] | None
 _Scope = Literal['read', 'write', 'metrics', 'admin']
 
@@ -54,26 +52,12 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   prompts: _Names = None
   indexes: _Names = None
   rerankers: _Names = None
-  requests_per_minute: _Count | None = None
-  tokens_per_minute: _Count | None = None
-  megabytes_per_minute: _Count | None = None
-  concurrent: _Count | None = None
+  concurrent: Annotated[int, msgspec.Meta(ge=1)] | None = None
   weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
 
   @property
   def tenant(self) -> Tenant:
-    """The tenant of the key; several keys may share it."""
     return Tenant(self.name, self.weight)
-
-  @property
-  def limits(self) -> TenantLimits:
-    megabytes = self.megabytes_per_minute
-    return TenantLimits(
-      self.requests_per_minute,
-      self.tokens_per_minute,
-      None if megabytes is None else megabytes << 20,
-      self.concurrent,
-    )
 
   @property
   def sees_all(self) -> bool:
@@ -94,10 +78,7 @@ ANYONE = Grant([], scopes=('admin',))  # of a server without keys
 
 
 class Keys:
-  """The keys of a file, as it is now; for one thread."""
-
   def __init__(self, path: PathLike):
-    """Reads the file."""
     self._path = epath.Path(path)
     self._identity, self._looked = self._look(), time.monotonic()
     self._grants = _read(self._path)
@@ -127,7 +108,6 @@ class Keys:
 
 
 def _read(path: epath.Path) -> dict[bytes, Grant]:
-  """The rights by the SHA-256 of a key."""
   with reading.open_text(path, 'keys') as file:
     text = file.read()
   where, grants = '', []

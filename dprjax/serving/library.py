@@ -89,7 +89,6 @@ class Version:
     return bool(self.meta.get('shift_positions'))
 
   def choose(self, texts: Sequence[str], side: str) -> list[AdapterChoice]:
-    """The adapter of each text."""
     own = self.choices[side]
     if self.topic_model is None:
       return own * len(texts)
@@ -255,7 +254,6 @@ class Library:
     return before
 
   def content(self, name: str) -> bytes:
-    """The file of a prompt. Raises as `get`."""
     self.get(name)
     return self._path(name).read_bytes()
 
@@ -297,7 +295,6 @@ class Library:
       raise UnknownPrompt(name) from None
 
   def _sync_folder(self) -> None:
-    """Flushes a rename or removal to disk."""
     descriptor = os.open(self.folder, os.O_RDONLY)
     try:
       os.fsync(descriptor)
@@ -426,5 +423,4 @@ class Library:
 
 
 def _differ(spec: VectorSpec) -> bool:
-  """Whether the sides have different prefixes."""
   return spec.prefix('query') != spec.prefix('passage')

@@ -138,8 +138,6 @@ class PromptList(Struct):
 
 
 class Hit(Struct):
-  """One passage; its text where the server has the texts."""
-
   id: str
   score: float
   text: str | None
@@ -182,8 +180,8 @@ class ErrorResponse(Struct):
 
   400: malformed. 401: unknown key. 403: the key may not do this. 404: no such model, prompt or
   index. 408, 504: too slow. 409: the backbone name. 413: too large. 415: not JSON. 422: unusable.
-  429: too busy, or over the limits of the key; see Retry-After. 503: not ready, or the server files
-  cannot be used.
+  429: too busy, or too many requests of the key; see Retry-After. 503: not ready, or the files of
+  the server cannot be used.
   """
 
   error: ErrorDetail
@@ -209,7 +207,6 @@ class Operation(NamedTuple):
 
   @property
   def shown(self) -> str:
-    """The path as OpenAPI writes it."""
     return self.path.replace(':path}', '}')
 
 
@@ -230,7 +227,6 @@ def serves(
 
 
 def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
-  """The OpenAPI document of a server."""
   kinds = dict.fromkeys(
     kind for one in operations for kind in (*one.answered, one.asked, ErrorResponse)
   )

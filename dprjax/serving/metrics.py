@@ -68,5 +68,4 @@ class ServerMetrics:
       self.key_requests.labels(tenant, status).inc()
 
   def text(self) -> bytes:
-    """All metrics in the text format of Prometheus."""
     return generate_latest(self.registry)

@@ -38,8 +38,6 @@ _OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 
 
 class Routes(Service):
-  """Handlers of an `App`."""
-
   @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
     asked = await self.read(request, EmbeddingRequest)
@@ -124,7 +122,6 @@ class Routes(Service):
     return json_answer(RerankResponse(name, results, Usage(total, total)))
 
   def _searches(self, grant: Grant, prompt: Version) -> list[str]:
-    """The indexes that a key sees and queries with this prompt can search."""
     return [
       name
       for name, index in self.indexes.items()
@@ -248,7 +245,6 @@ class Routes(Service):
   def _audit(
     self, request: Request, done: str, name: str, before: str | None, after: str | None
   ) -> None:
-    """Logs who changed a prompt, from which file to which."""
     logger.info(
       'audit: prompt %s %s by %s from %s: SHA-256 %s -> %s',
       name,

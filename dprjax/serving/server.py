@@ -1,15 +1,22 @@
-"""The HTTP server around an `app.App`: its socket, signals and end."""
+"""The HTTP server around an `app.App`: its socket, signals, end, and lines of the log.
 
+No line has a text, a key, or the message of an error, which may repeat a text.
+"""
+
+import contextvars
+import datetime
 import gc
 import ipaddress
+import json
 import logging
 import re
 import signal
 import socket
 import threading
+import uuid
 from typing import Any
 
-from dprjax.base.errors import InputError
+from dprjax.base.errors import InputError, mask
 from dprjax.serving.options import Network
 
 logger = logging.getLogger('dprjax')
@@ -34,7 +41,6 @@ def check(network: Network) -> None:
 
 
 def is_loopback(host: str) -> bool:
-  """Whether only this machine can reach the address."""
   try:
     return host == 'localhost' or ipaddress.ip_address(host).is_loopback
   except ValueError:
@@ -105,3 +111,42 @@ def listen(host: str, port: int) -> socket.socket:
     raise InputError(
       f'--host={host} --port={port}: {error.strerror or error}; choose another'
     ) from error
+
+
+_ID = re.compile(rb'[A-Za-z0-9._:/+=-]{1,128}')
+FIELDS = 'request'  # of a record of the log: more fields of its line
+current: contextvars.ContextVar[str] = contextvars.ContextVar('request', default='')
+
+
+def request_id(scope: Any) -> str:
+  """The header X-Request-Id of an ASGI scope; a new id without one, or for an odd one."""
+  for name, value in scope.get('headers', ()):
+    if name == b'x-request-id' and _ID.fullmatch(value):
+      return value.decode()
+  return uuid.uuid4().hex
+
+
+class TextLines(logging.Formatter):
+  def format(self, record: logging.LogRecord) -> str:
+    id = current.get()
+    return mask(record.getMessage()) + (f' (request {id})' if id else '')
+
+
+class JsonLines(logging.Formatter):
+  def format(self, record: logging.LogRecord) -> str:
+    at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    line: dict[str, Any] = {
+      'time': at.isoformat(timespec='milliseconds'),
+      'level': record.levelname.lower(),
+      'message': mask(record.getMessage()),
+    }
+    if id := current.get():
+      line['request_id'] = id
+    line |= getattr(record, FIELDS, {})
+    return json.dumps(line)
+
+
+def set_lines(form: str) -> None:
+  """Logs ``text`` or ``json`` from now on, to where the log goes already."""
+  for handler in logger.handlers:
+    handler.setFormatter(JsonLines() if form == 'json' else TextLines())

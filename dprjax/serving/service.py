@@ -67,7 +67,6 @@ class Wanted(NamedTuple):
 
 
 def decode(content: bytes, kind: type[_T]) -> _T:
-  """A body of JSON. Raises Failure."""
   try:
     return msgspec.json.decode(content, type=kind)
   except msgspec.ValidationError as error:
@@ -132,19 +131,17 @@ class Service:
     self.rerankers = {reranker.name: reranker for reranker in rerankers}
 
   def check_sees(self, request: Request, name: str) -> None:
-    """Raises UnknownPrompt if the key does not see a prompt of this name."""
     if not request.state.grant.may_use('prompts', name):
       raise UnknownPrompt(name)
 
   def enter(self, request: Request, size: int = 0) -> None:
     """Admits the request until it is answered, and starts its time."""
     grant = request.state.grant
-    entered = self.admission.enter(grant.tenant, grant.limits, size)
+    entered = self.admission.enter(grant.tenant, grant.concurrent, size)
     request.state.until = time.monotonic() + self.limits.seconds
     request.state.permit = request.state.stack.enter_context(entered)
 
   def hold(self, request: Request, size: int) -> None:
-    """Counts bytes that are kept until the request is answered."""
     request.state.stack.enter_context(self.admission.hold(size))
 
   async def body(self, request: Request, most: int) -> bytes:
@@ -277,7 +274,6 @@ class Service:
       self.engine.metrics.key_tokens.labels(tenant).inc(work.tokens)
 
   def headers(self, tokens: Tokens) -> dict[str, str]:
-    """Headers about the model of an answer."""
     return {
       'x-dprjax-backbone-sha256': self.engine.backbone.sha256,
       'x-dprjax-prompt-sha256': tokens.version.sha256,

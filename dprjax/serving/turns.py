@@ -71,20 +71,16 @@ def ignore(seconds: float) -> None:
 
 
 class Turns:
-  """The turns of tenants. Not thread-safe."""
-
   def __init__(self) -> None:
     self._now = 0.0  # the tag of the work that runs
     self._tags: dict[Tenant, float] = {}  # of tenants with work
     self._past: dict[Tenant, float] = {}  # of the others, if above `_now`
 
   def join(self, tenant: Tenant) -> None:
-    """A tenant has work."""
     if tenant not in self._tags:
       self._tags[tenant] = max(self._now, self._past.pop(tenant, 0.0))
 
   def leave(self, tenant: Tenant) -> None:
-    """A tenant has no more work."""
     self._past[tenant] = self._tags.pop(tenant)
     self._past = {tenant: tag for tenant, tag in self._past.items() if tag > self._now}
 
@@ -97,7 +93,6 @@ class Turns:
     return min(self._tags if among is None else among, key=self._tags.__getitem__, default=None)
 
   def pay(self, tenant: Tenant, cost: float) -> None:
-    """The tenant is served."""
     self._now = max(self._now, self._tags[tenant])
     self._tags[tenant] += cost / tenant.weight
 
@@ -166,7 +161,6 @@ class FairPool:
       thread.start()
 
   def submit(self, tenant: Tenant, steps: Steps) -> concurrent.futures.Future:
-    """The result of a job."""
     job = SlicedJob(steps, tenant)
     with self._changed:
       if self._stopped:

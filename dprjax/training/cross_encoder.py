@@ -28,7 +28,7 @@ from dprjax.base.errors import InputError
 from dprjax.losses import distillation
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
-from dprjax.models import classifier, hub
+from dprjax.models import heads, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, bare, fill, unpack
 from dprjax.text import tokenizing
@@ -99,7 +99,7 @@ def build_classifier(
     stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
     labels = stored['output']['bias'].shape[0] if 'output' in stored else settings.labels
     # Without a classifier in the checkpoint, the BERT head starts from the pooler.
-    head = {**classifier.init_classifier(model, key, labels), **stored}
+    head = {**heads.init_classifier(model, key, labels), **stored}
     params = {'backbone': parts.encoder, 'head': {'classifier': head}}
     fresh = tree.flatten(
       {'head': {'classifier': {k: v for k, v in head.items() if k not in stored}}}
@@ -112,7 +112,7 @@ def build_classifier(
   ) -> Float[Array, 'B 1']:
     del side, mask  # only pairs, of packed texts
     pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
-    return classifier.score_pairs(
+    return heads.score_pairs(
       model, params['backbone'], params['head']['classifier'], *pair[:3], options=options
     )[:, None]
 
@@ -126,7 +126,7 @@ def build_classifier(
       texts = [bare(tokens, mask, *around) for tokens, mask in (tuple(query), tuple(passage))]
       length = tokenizer.pair_length(rows[0].shape[1], width)
       pair = fill([template], texts, min(length, longest), tokenizer.pad_id)
-      scores = classifier.score_pairs(
+      scores = heads.score_pairs(
         model,
         params['backbone'],
         params['head']['classifier'],

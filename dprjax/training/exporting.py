@@ -10,7 +10,7 @@ from etils import epath
 from dprjax.base import files, outputs, provenance, repository, tree, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
-from dprjax.models import artifact, hub, peft, prompted
+from dprjax.models import artifact, hub, prompt_folders
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
@@ -256,14 +256,14 @@ def convert(
     given := [key for key, value in settings.items() if value is not None]
   ):
     raise InputError(f'--{given[0]}: {source} has its own settings; leave out --{given[0]}')
-  named = prompt.meta['backbone'] if prompt else peft.base_model(found)
+  named = prompt.meta['backbone'] if prompt else prompt_folders.base_model(found)
   name = backbone or named
   if name is None:
     raise InputError(f'{source} names no backbone; add --backbone=DIR')
   loaded = hub.load_backbone(name, on_disk=True)
   tokenizer = tokenizing.load_tokenizer(loaded.path).sha256
   if prompt is None:
-    prompt = peft.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
+    prompt = prompt_folders.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
   else:
     artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
@@ -274,11 +274,11 @@ def convert(
 def _find(source: epath.PathLike) -> epath.Path:
   """A prompt file, or a folder with an adapter."""
   found, reference = epath.Path(source), repository.parse(source)
-  names = (artifact.FILE, provenance.MARK, peft.CONFIG, peft.WEIGHTS)
+  names = (artifact.FILE, provenance.MARK, prompt_folders.CONFIG, prompt_folders.WEIGHTS)
   if not found.exists() and found.suffix != '.npz' and reference is not None:
     patterns = [f'{folder}{name}' for folder in ('', '*/') for name in names]
     found = repository.fetch(reference, patterns, '--from')
-  if found.is_dir() and not (found / artifact.FILE).exists() and peft.is_adapter(found):
+  if found.is_dir() and not (found / artifact.FILE).exists() and prompt_folders.is_adapter(found):
     return found
   return artifact.locate(found)
 
@@ -342,7 +342,7 @@ def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
   prompt, model = _prompt(made), made.backbone.config
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
-    peft.write_adapters(out, prompt, model, name)
+    prompt_folders.write_adapters(out, prompt, model, name)
     # On the left, padding would come between a prefix and the text.
     hub.copy_tokenizer(made.backbone.path, out, padding_side='right')
   elif options.format == 'sentence-transformers':
@@ -350,7 +350,7 @@ def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
       raise InputError(
         f'--format=sentence-transformers: {model.model_type} models take no prompt there; use npz'
       )
-    prompted.write_folder(out, prompt, made.backbone)
+    prompt_folders.write_prompted(out, prompt, made.backbone)
   else:
     artifact.save_prompt(out / artifact.FILE, prompt)
 
@@ -401,7 +401,7 @@ def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None
   if product.prompt:
     prompt = _prompt(made)
     if options.format == 'sentence-transformers':
-      prompted.add_prompt(out, prompt)
+      prompt_folders.add_prompt(out, prompt)
     else:
       artifact.save_prompt(out / artifact.FILE, prompt)
   for name, (arrays, own) in product.prompts.items():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models.activations import ACTIVATIONS, erf_gelu
+from dprjax.models.layers import ACTIVATIONS, erf_gelu
 
 
 def test_gelu_and_its_derivative():

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, hub
+from dprjax.models import heads, hub
 from dprjax.models.encoder_config import EncoderConfig
 from tests.refusals import named_in
 
@@ -32,7 +32,7 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
   assert loaded.heads['classifier'].params['output']['kernel'].shape == (18, labels)
   tokens, mask, starts = arrays['tokens'], arrays['mask'], arrays['starts']
   assert not mask.all(axis=1).any()  # every row is padded
-  run = jax.jit(classifier.score_pairs, static_argnums=0)
+  run = jax.jit(heads.score_pairs, static_argnums=0)
   head = loaded.heads['classifier'].params
   second = (np.arange(tokens.shape[1]) >= starts[:, None]).astype(np.int32)
   for types in (None, second):
@@ -141,16 +141,6 @@ def test_heads_that_do_not_fit(write_classifier):
   ).heads
 
 
-def test_pickled_weights_are_converted_with_their_head(write_classifier):
-  path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
-  (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
-  assert named_in(error(path), 'AutoModelForSequenceClassification', 'AutoTokenizer')
-  (path / 'config.json').write_text(
-    (path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel')
-  )
-  assert named_in(error(path), 'AutoModel', 'AutoTokenizer')
-
-
 @pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
   config = EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
@@ -160,18 +150,16 @@ def test_dropout_is_where_transformers_has_it():
     'output': {'kernel': jnp.ones((32, 1)), 'bias': jnp.zeros(1)},
   }
   first = jnp.full((400, 32), 50.0)
-  assert (classifier.classify(config, head, first) == 32).all()
+  assert (heads.classify(config, head, first) == 32).all()
   dropped = (
-    np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
+    np.asarray(heads.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
   )  # those kept count double
   assert (
     (dropped == dropped.round()).all() and abs(dropped.mean() - 16) < 0.5 and 6 < dropped.var() < 10
   )  # binomial: 32 / 4
   # That of RoBERTa drops features too, of which 0 gives tanh 0: a quarter is left.
   config = EncoderConfig('roberta', 50, 32, 3, 4, 64, hidden_dropout=0.5)
-  dropped = (
-    np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
-  )
+  dropped = np.asarray(heads.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
   assert abs(dropped.mean() - 8) < 0.5
 
 

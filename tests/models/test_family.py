@@ -111,18 +111,6 @@ def test_states_equal_numpy(length, left):
     np.testing.assert_allclose(states[there], expected, atol=2e-5)
 
 
-def test_its_folder_round_trips(tmp_path):
-  params = draw(SHAPE)
-  hub.save_backbone(tmp_path / 'model', SHAPE, params)
-  loaded = load_backbone(tmp_path / 'model')
-  assert loaded.config == SHAPE
-  assert loaded.hf_config['model_type'] == 'rms' and loaded.hf_config['architectures'] == [
-    'RMSModel'
-  ]
-  for name, leaf in tree.flatten(params).items():
-    np.testing.assert_array_equal(tree.flatten(loaded.params)[name], leaf, err_msg=name)
-
-
 def test_a_kernel_that_no_rule_names_is_an_error():
   devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   flat = tree.flatten({'backbone': draw(SHAPE)})

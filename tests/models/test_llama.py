@@ -13,8 +13,8 @@ import safetensors.numpy
 from dprjax.base import tree
 from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
-from dprjax.models import peft as adapters
 from dprjax.models import pooling as poolings
+from dprjax.models import prompt_folders as adapters
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
@@ -202,20 +202,6 @@ def test_a_prompt_that_begins_as_a_text_is_that_text(name, load):
     )
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5)
   assert np.abs(encode(config, params, tokens, tokens >= 0) - whole).max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['eurobert', 'embeddinggemma'])
-def test_twice_the_keys_and_values_of_a_text_are_that_text(name, load):
-  """Where tokens see all others, a second copy of each key changes no weighted mean."""
-  arrays, backbone = load(name)
-  config, text = wide(backbone.config), arrays['tokens'][0, :9]
-  start = encoder.keys_and_values(config, backbone.params, text)
-  plain, found = (
-    encode(config, backbone.params, text[None], text[None] >= 0, adapter=adapter)
-    for adapter in (None, Prefix(start))
-  )
-  np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
 
 
 def wide(config):

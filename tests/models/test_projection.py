@@ -88,13 +88,6 @@ def test_layers_that_do_not_fit(projected, file, content, message):
     hub.load_backbone(folder)
 
 
-def test_weights_that_are_missing_or_pickled(projected):
-  folder, _ = projected
-  (folder / '2_Dense' / 'model.safetensors').rename(folder / '2_Dense' / 'pytorch_model.bin')
-  with refused('2_Dense'):
-    hub.load_backbone(folder)
-
-
 @pytest.mark.slow
 def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, tmp_path, command):
   folder, _ = projected

@@ -2,7 +2,7 @@ import contextlib
 
 import pytest
 
-from dprjax.serving.admission import Admission, Busy, TenantLimits, TooSoon
+from dprjax.serving.admission import Admission, Busy, TooSoon
 from dprjax.serving.options import Limits
 from dprjax.serving.turns import Tenant, Work
 
@@ -26,13 +26,10 @@ def admission(clock, **changes):
   return Admission(Limits(**options), clock)
 
 
-UNLIMITED = TenantLimits()
-
-
 @contextlib.contextmanager
-def entered(admission, tenant, limits=UNLIMITED, seconds=0.0, tokens=0.0, size=0):
-  with admission.enter(tenant, limits, size) as permit:
-    admission.ask(permit, Work(tokens, seconds))
+def entered(admission, tenant, concurrent=None, seconds=0.0, size=0):
+  with admission.enter(tenant, concurrent, size) as permit:
+    admission.ask(permit, Work(0.0, seconds))
     yield permit
 
 
@@ -93,33 +90,19 @@ def test_who_returns_at_once_is_refused_unread(clock):
   door = admission(clock)
   with entered(door, ONE, seconds=30):
     assert busy(door, ONE, seconds=20, size=500) == 10.0
-    with pytest.raises(TooSoon), door.enter(ONE, UNLIMITED, 500):
+    with pytest.raises(TooSoon), door.enter(ONE, None, 500):
       pass
-    with door.enter(ONE, UNLIMITED, 499), door.enter(TWO, UNLIMITED, 500):
+    with door.enter(ONE, None, 499), door.enter(TWO, None, 500):
       clock.now += 1
-    with door.enter(ONE, UNLIMITED, 500):
+    with door.enter(ONE, None, 500):
       pass
 
 
-def test_limits_of_a_key(clock):
+def test_a_key_has_so_many_requests_at_a_time(clock):
   door = admission(clock)
-  two = TenantLimits(concurrent=2)
-  with entered(door, ONE, two), entered(door, ONE, two):
-    assert busy(door, ONE, two) == 1.0 and busy(door, TWO, two) is None
-  assert busy(door, ONE, two) is None
-  each = TenantLimits(requests=2)
-  assert [busy(door, ONE, each) for _ in range(3)] == [None, None, 30.0]
-  clock.now += 30
-  assert [busy(door, ONE, each) for _ in range(2)] == [None, 30.0]
-  tokens = TenantLimits(tokens=600)
-  with entered(door, TWO, tokens, tokens=300) as permit:
-    door.know(permit, Work(900, 0.0))  # the next ones pay for it
-  assert busy(door, TWO, tokens, tokens=100) == 40.0
-  clock.now += 120
-  assert busy(door, TWO, tokens, tokens=10_000) is None  # more than a minute has: it needs all
-  assert busy(door, TWO, tokens, tokens=1) > 900
-  bytes = TenantLimits(bytes=100)
-  assert [busy(door, ONE, bytes, size=60) for _ in range(2)] == [None, 12.0]
+  with entered(door, ONE, 2), entered(door, ONE, 2):
+    assert busy(door, ONE, 2) == 1.0 and busy(door, TWO, 2) is None
+  assert busy(door, ONE, 2) is None
 
 
 def test_requests_and_bytes_of_all(clock):

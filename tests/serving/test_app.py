@@ -532,7 +532,7 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   file = tmp_path / 'keys.toml'
   digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'team', 'finder')}
   file.write_text(
-    f'[reader]\nsha256 = "{digest["reader"]}"\nprompts = ["qa"]\nrequests_per_minute = 7\n'
+    f'[reader]\nsha256 = "{digest["reader"]}"\nprompts = ["qa"]\n'
     f'[team]\nsha256 = "{digest["team"]}"\nscopes = ["read", "write"]\nprompts = ["team-*"]\n'
     f'[finder]\nsha256 = "{digest["finder"]}"\nprompts = ["qa"]\nindexes = ["qa"]\n'
   )
@@ -560,13 +560,10 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
     for key, status in (('finder', 200), ('reader', 404)):
       headers = {'authorization': f'Bearer {key}'}
       assert client.post(f'{address}/v1/search', json=body, headers=headers).status_code == status
-    # A name that the key does not see is as one that is not there. Refused requests count: five so
-    # far. A limit says when to come again.
+    # A name that the key does not see is as one that is not there.
     assert [embed('reader', model).status_code for model in ('qa', 'chat', 'model', 'none')] == [
       *(200, 404, 404, 404)
     ]
-    assert [embed('reader', 'qa').status_code for _ in range(3)] == [200, 200, 429]
-    assert int(embed('reader', 'qa').headers['retry-after']) >= 5
     # Changes: of its own names.
     path = '/v1/prompts/team-a'
     assert call('PUT', '/v1/prompts/qa', 'team').status_code == 403
@@ -583,7 +580,7 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
   ]
   assert put.json()['sha256'] in lines[0] and put.json()['sha256'] in lines[1]
   metrics = engine.metrics.text().decode()
-  assert 'dprjax_key_requests_total{status="429",tenant="reader"} 2.0' in metrics
+  assert 'dprjax_key_requests_total{status="404",tenant="reader"}' in metrics
   assert 'dprjax_key_tokens_total{tenant="reader"}' in metrics
 
 

@@ -169,8 +169,8 @@ def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
   pytest.importorskip('dprjax.papers.nir_prompt.adapter')  # the kind of such prompts
   vectors = np.ones((2, 16), np.float32)
   more = {'kind': 'template', 'pooling': 'mask', 'fixed_layers': 1, 'words': {}}
-  template = dict.fromkeys(('query', 'passage'), '[CLS] P1 text [MASK] [SEP]')
-  arrays = {f'slots/{side}/P1': vectors for side in template}
+  template = dict.fromkeys(('query', 'passage'), '[CLS] P1 text P2 [MASK] [SEP]')
+  arrays = {f'slots/{side}/{slot}': vectors for side in template for slot in ('P1', 'P2')}
   artifact.save_prompt(
     tmp_path / 'p.npz', artifact.Prompt(small.meta | more | {'template': template}, arrays)
   )

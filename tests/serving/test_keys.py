@@ -4,7 +4,6 @@ import os
 import pytest
 
 from dprjax.serving import keys
-from dprjax.serving.admission import TenantLimits
 from dprjax.serving.keys import Keys
 from dprjax.serving.turns import Tenant
 from tests.refusals import refused
@@ -17,8 +16,7 @@ TABLES = f"""
 sha256 = ["{HASH['old']}", "{HASH['new'].upper()}"]
 prompts = ["qa", "chat-*"]
 indexes = []
-requests_per_minute = 600
-megabytes_per_minute = 2
+concurrent = 6
 weight = 2
 
 [ops]
@@ -38,7 +36,7 @@ def test_a_table_for_each_tenant(tmp_path):
   one = loaded.find('Bearer old')
   assert one is not None and one == loaded.find('bearer new')
   assert one.tenant == Tenant('search', 2.0)
-  assert one.limits == TenantLimits(requests=600, bytes=2 << 20)
+  assert one.concurrent == 6
   assert one.may('read') and not one.may('write') and not one.may('metrics')
   assert [one.may_use('prompts', name) for name in ('qa', 'chat-x', 'qa2', 'QA')] == [
     *(True, True, False, False)

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
-from dprjax.serving import tracing
+from dprjax.serving import server as tracing
 from dprjax.serving.app import App
 from dprjax.serving.keys import Keys
 from tests.serving.conftest import running

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dprjax.models.adapter import Adapter, AdapterTraining, Kind
-from dprjax.models.projection import IDENTITY, Dense
+from dprjax.models.pooling import IDENTITY, Dense
 
 
 @flax.struct.dataclass
@@ -34,7 +34,7 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
 
 
 def merge(model: Any, params: Mapping[str, Any], adapter: Linear) -> tuple[Any, Mapping[str, Any]]:
-  """The encoder with the map as its last dense layer (`models.projection`)."""
+  """The encoder with the map as its last dense layer (`models.pooling`)."""
   size, number = len(adapter.change), str(len(model.projection))
   kernel = np.eye(size, dtype=np.float32) + np.asarray(adapter.change)
   dense = Dense(size, size, False, IDENTITY)

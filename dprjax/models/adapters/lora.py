@@ -197,7 +197,6 @@ class Module(NamedTuple):
 
 
 def modules(model: Any) -> list[Module]:
-  """The linear modules of all layers."""
   named, found = model.family.modules, []
   for tensor, names in adapters.projections(model):
     if named is None:

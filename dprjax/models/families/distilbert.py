@@ -71,9 +71,4 @@ FAMILY = bert.FAMILY._replace(
   ),
   classifier_act=lambda config: 'relu',
   prompted_by='attention',
-  shapes=lambda: {
-    'distilbert-base-uncased': EncoderConfig(
-      'distilbert', 30522, 768, 6, 12, 3072, type_vocab_size=0
-    )
-  },
 )

@@ -15,14 +15,10 @@ from dprjax.models.families import bert, llama
 
 @dataclasses.dataclass(frozen=True)
 class Config(EncoderConfig):
-  """The shape of an ELECTRA encoder."""
-
   embedding_size: int = 128
 
 
 class Keys(msgspec.Struct):
-  """The key in config.json that BERT lacks."""
-
   embedding_size: llama.Size = 128
 
 
@@ -37,17 +33,6 @@ def _tensors(config: Config) -> Iterator[Tensor]:
   wide, narrow = config.hidden_size, config.embedding_size
   if wide != narrow:
     yield from weights('embeddings_project', ('embeddings', 'project'), (wide, narrow))
-
-
-def _shapes() -> dict[str, Config]:
-  return {
-    f'electra-{name}': Config('electra', 30522, *size, embedding_size=width)
-    for name, size, width in (
-      ('small', (256, 12, 4, 1024), 128),
-      ('base', (768, 12, 12, 3072), 768),
-      ('large', (1024, 24, 16, 4096), 1024),
-    )
-  }
 
 
 FAMILY = bert.FAMILY._replace(
@@ -76,5 +61,4 @@ FAMILY = bert.FAMILY._replace(
   classifier_act=lambda config: 'gelu',
   classifier_drops=True,
   sharding=((r'backbone/.*embeddings/project/kernel', PartitionSpec()),),
-  shapes=_shapes,
 )

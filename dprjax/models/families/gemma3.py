@@ -10,7 +10,6 @@ from typing import Any
 from dprjax.models import rotary
 from dprjax.models.families import llama
 from dprjax.models.family import only
-from dprjax.models.rotary import Rope
 
 
 def _traits(width: int, score_scale: int) -> dict[str, Any]:
@@ -24,8 +23,6 @@ def _traits(width: int, score_scale: int) -> dict[str, Any]:
 
 
 class Keys(llama.Keys):
-  """The keys of config.json that are read."""
-
   hidden_activation: str = 'gelu_pytorch_tanh'
   query_pre_attn_scalar: llama.Size = 256
   rope_local_base_freq: float = 10000.0
@@ -68,30 +65,9 @@ def _write_config(config: llama.Config) -> dict[str, Any]:
   }
 
 
-def _shapes() -> dict[str, llama.Config]:
-  found = {}
-  for name, size, causal, reach in (
-    ('gemma3-270m', (262144, 640, 18, 4, 1, 256, 2048, 32768), True, 511),
-    ('embeddinggemma-300m', (262144, 768, 24, 3, 1, 256, 1152, 2048), False, 256),
-  ):
-    found[name] = llama.Config(
-      'gemma3_text',
-      *size,
-      Rope(1000000.0),
-      hidden_act='gelu_pytorch_tanh',
-      causal=causal,
-      windowed=tuple((layer + 1) % 6 > 0 for layer in range(size[2])),
-      reach=reach,
-      window_rope=Rope(10000.0),
-      **_traits(size[1], 256),
-    )
-  return found
-
-
 FAMILY = llama.FAMILY._replace(
   model_type='gemma3_text',
   class_name='Gemma3Text',
   read_config=_read_config,
   write_config=_write_config,
-  shapes=_shapes,
 )

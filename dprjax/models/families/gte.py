@@ -16,7 +16,6 @@ from dprjax.models import layers
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import bert, llama
 from dprjax.models.family import only
-from dprjax.models.rotary import Rope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +37,6 @@ class Embeddings(layers.Embeddings):
 
 
 class Layer(llama.Layer):
-  """One layer, for ``nn.scan``."""
-
   def enter(self, x: Array, name: str, number: Array) -> Array:
     return x
 
@@ -49,8 +46,6 @@ class Layer(llama.Layer):
 
 
 class Keys(llama.Keys):
-  """The keys read from config.json, mostly those of BERT."""
-
   hidden_act: str = 'gelu'
   layer_norm_eps: float = 1e-12
   hidden_dropout_prob: float = 0.1
@@ -62,14 +57,16 @@ class Keys(llama.Keys):
 
 
 def read(keys: Keys, model_type: str, **traits: Any) -> Config:
-  """The shape in a config.json, as `llama.read_config`."""
   keys.rms_norm_eps, keys.is_causal = keys.layer_norm_eps, False
   keys.attention_dropout = keys.attention_probs_dropout_prob
-  shape = llama.read_config(keys, model_type, hidden_dropout=keys.hidden_dropout_prob, **traits)
-  return Config(
-    **{field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)},
+  return llama.read_config(
+    keys,
+    model_type,
+    Config,
+    hidden_dropout=keys.hidden_dropout_prob,
     type_vocab_size=keys.type_vocab_size,
     pad_token_id=keys.pad_token_id,
+    **traits,
   )
 
 
@@ -92,7 +89,6 @@ def write(config: Config) -> dict[str, Any]:
 
 
 def tensors(config: Config, norm: str, layers: Iterator[Tensor]) -> Iterator[Tensor]:
-  """Every tensor of the encoder."""
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
     ('token_type_embeddings', 'token_type', config.type_vocab_size),
@@ -119,27 +115,6 @@ def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
     weights('attn_ln', ('after_attention',), (width,)),
     weights('mlp_ln', ('after_mlp',), (width,)),
   )
-
-
-def _shapes() -> dict[str, Config]:
-  rest: dict[str, Any] = {
-    'causal': False,
-    'hidden_act': 'gelu',
-    'layer_norm_eps': 1e-12,
-    'hidden_dropout': 0.1,
-    'qkv_bias': True,
-    'output_bias': True,
-    'down_bias': True,
-  }
-  size = 768, 12, 12, 12, 64, 3072, 8192
-  return {
-    'gte-multilingual-base': Config(
-      'gte', 250048, *size, Rope(20000.0, 'ntk', (('factor', 8.0),)), pad_token_id=1, **rest
-    ),
-    'snowflake-arctic-embed-m-v2.0': Config(
-      'gte', 250048, *size, Rope(160000.0), pad_token_id=1, **rest
-    ),
-  }
 
 
 MODULES = {
@@ -178,7 +153,6 @@ FAMILY = llama.FAMILY._replace(
   pad_token_id=1,
   prompted_by='attention',
   modules=MODULES,
-  shapes=_shapes,
 )
 
 # GTE under its name on the hub, where its code is remote.
@@ -188,7 +162,6 @@ NEW = FAMILY._replace(
   read_config=_read_config,
   prefix='new.',
   pad_token_id=0,
-  shapes=dict,
   prompted_by='',
   modules=None,
 )

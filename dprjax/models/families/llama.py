@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
-from dprjax.models import activations, layers, rotary
+from dprjax.models import layers, rotary
 from dprjax.models.adapter import Adapter
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.dropout import Dropout
@@ -92,6 +92,9 @@ class Config(Shape):
     return self.reach + 1 if any(self.windowed) else None
 
 
+C = TypeVar('C', bound=Config)
+
+
 class RMSNorm(nn.Module):
   """RMSNorm (Zhang and Sennrich, 2019) in float32.
 
@@ -135,8 +138,6 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
 class Embeddings(layers.Embeddings):
-  """Word embeddings."""
-
   def combine(self, x: Array, positions: Array, token_types: Array) -> Array:
     # The factor is rounded as in transformers.
     return x * jnp.asarray(self.config.embedding_scale, self.dtype).astype(jnp.float32)
@@ -173,8 +174,6 @@ class Attention(layers.Attention):
 
 
 class MLP(nn.Module):
-  """The MLP, gated or not."""
-
   config: Config
   options: EncoderOptions
 
@@ -188,9 +187,9 @@ class MLP(nn.Module):
 
     y = project(x, 'up', config.intermediate_size)
     if config.gated:
-      y *= activations.ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
+      y *= layers.ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
     else:
-      y = activations.ACTIVATIONS[config.hidden_act](y)
+      y = layers.ACTIVATIONS[config.hidden_act](y)
     return project(y, 'down', config.hidden_size, config.mlp_bias or config.down_bias)
 
 
@@ -215,11 +214,9 @@ class Layer(nn.Module):
     return split_rows(x, options.rows), None
 
   def norm(self, x: Array, name: str) -> Array:
-    """A norm of this name."""
     return RMSNorm(self.config, self.options.dtype, name=name)(x).astype(self.options.dtype)
 
   def enter(self, x: Array, name: str, number: Array) -> Array:
-    """The input of a half of layer ``number``."""
     return self.norm(x, name)
 
   def leave(self, x: Array, y: Array, name: str) -> Array:
@@ -228,13 +225,11 @@ class Layer(nn.Module):
     return self.add(x, y)
 
   def add(self, x: Array, y: Array) -> Array:
-    """The sum, with dropout."""
     y = Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(y)
     return split_rows((x + y).astype(self.options.dtype), self.options.rows)
 
 
 def _reach(config: Config, number: Array) -> Reach:
-  """Which tokens a token sees in a layer."""
   if not config.windowed:
     return Reach(config.causal)
   if all(config.windowed):
@@ -275,7 +270,6 @@ def positions(config: Config, tokens: Array, mask: Array, shift: int | Array) ->
 
 
 def tensors(config: Config) -> Iterator[Tensor]:
-  """Every tensor of the encoder."""
   width = config.hidden_size
   yield Tensor(
     'embed_tokens.weight', (config.vocab_size, width), ('embeddings', 'word', 'embedding')
@@ -320,8 +314,6 @@ def layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
 
 
 class Keys(msgspec.Struct):
-  """The keys read from config.json."""
-
   vocab_size: Size
   hidden_size: Size
   num_hidden_layers: Size
@@ -355,11 +347,12 @@ def read_keys(hf_config: Mapping[str, Any], kind: type[K], **defaults: Any) -> K
   return convert(defaults | given, hf_config['model_type'], kind)
 
 
-def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
+def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: Any) -> C:  # type: ignore[assignment]
   """The shape in a config.json.
 
   Args:
-    traits: fields of `Config` that override the keys of Llama.
+    kind: `Config` or a subclass.
+    traits: its fields that override the keys of Llama, or that `Config` lacks.
   """
   heads = keys.num_attention_heads
   found: dict[str, Any] = {
@@ -378,8 +371,8 @@ def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
       keys.max_position_embeddings,
     )
     found['rope'].frequencies(found['head_dim'])  # raises if its numbers do not fit
-  activations.find(found['hidden_act'], 'the activation')
-  return Config(
+  layers.check_activation(found['hidden_act'], 'the activation')
+  return kind(
     model_type,
     keys.vocab_size,
     keys.hidden_size,
@@ -415,7 +408,6 @@ def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
 
 
 def write_config(config: Config) -> dict[str, Any]:
-  """The keys of config.json that describe a shape, for all versions of transformers."""
   return {
     'vocab_size': config.vocab_size,
     'hidden_size': config.hidden_size,
@@ -438,19 +430,10 @@ def write_config(config: Config) -> dict[str, Any]:
 
 
 def written_window(config: Config) -> dict[str, Any]:
-  """The keys of config.json about layers with a window."""
   windowed = config.windowed or (False,) * config.num_layers
   return {
     'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],
     'sliding_window': config.reach + config.causal if any(windowed) else None,
-  }
-
-
-def _shapes() -> dict[str, Config]:
-  return {
-    'smollm2-135m': Config(
-      'llama', 49152, 576, 30, 9, 3, 64, 1536, 8192, Rope(100000.0), layer_norm_eps=1e-5
-    )
   }
 
 
@@ -471,7 +454,6 @@ FAMILY = Family(
   prefix='model.',
   # Old versions of transformers stored the frequencies.
   extras=re.compile(r'(lm_head|score|classifier|qa_outputs)\.|(.*\.)?rotary_emb\.inv_freq$'),
-  shapes=_shapes,
 )
 
 # EuroBERT (Boizard et al., 2025): without the causal mask.
@@ -482,7 +464,6 @@ EUROBERT = FAMILY._replace(
     read_keys(hf_config, Keys, rms_norm_eps=1e-5), 'eurobert', causal=False
   ),
   prompted_by='attention',
-  shapes=dict,
 )
 
 
@@ -490,12 +471,6 @@ def _read_mistral(hf_config: Mapping[str, Any]) -> Config:
   keys = read_keys(hf_config, Keys, num_key_value_heads=8)
   windows = read_windows(keys, lambda layer: True) if keys.sliding_window else {}
   return read_config(keys, 'mistral', **windows)
-
-
-def _mistral_shapes() -> dict[str, Config]:
-  size = 32000, 4096, 32, 32, 8, 128, 14336, 32768, Rope(10000.0)
-  shape = Config('mistral', *size, layer_norm_eps=1e-5, windowed=(True,) * 32, reach=4095)
-  return {'e5-mistral-7b': shape}
 
 
 # Mistral (Jiang et al., 2023): a window in every layer, or in none.
@@ -506,5 +481,4 @@ MISTRAL = FAMILY._replace(
   write_config=lambda config: (
     write_config(config) | {'sliding_window': written_window(config)['sliding_window']}
   ),
-  shapes=_mistral_shapes,
 )

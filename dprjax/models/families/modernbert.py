@@ -17,7 +17,6 @@ from dprjax.models import layers, rotary
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import llama
 from dprjax.models.family import Family, only
-from dprjax.models.rotary import Rope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +52,6 @@ class Embeddings(layers.Embeddings):
 
 
 class Layer(llama.Layer):
-  """One layer, for ``nn.scan``."""
-
   config: Config
 
   def norm(self, x: Array, name: str) -> Array:
@@ -67,8 +64,6 @@ class Layer(llama.Layer):
 
 
 class Keys(llama.Keys):
-  """The keys read from config.json."""
-
   norm_eps: float = 1e-5
   norm_bias: bool = False
   hidden_activation: str = 'gelu'
@@ -96,17 +91,15 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
     return rotary.read(settings, theta, keys.max_position_embeddings)
 
   near = rope('sliding_attention', keys.local_rope_theta)
-  shape = llama.read_config(
+  return llama.read_config(
     keys,
     'modernbert',
+    Config,
     rope=rope('full_attention', keys.global_rope_theta),
     window_rope=near if windows else None,
     hidden_act=keys.hidden_activation,
     hidden_dropout=keys.mlp_dropout,
     **windows,
-  )
-  return Config(
-    **{field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)},
     norm_bias=keys.norm_bias,
     decoder_bias=keys.decoder_bias,
     classifier_bias=keys.classifier_bias,
@@ -117,9 +110,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
 
 
 def _write_config(config: Config) -> dict[str, Any]:
-  """The keys read by old and new versions of transformers."""
   local = config.window_rope or config.rope
-  windowed = config.windowed or (False,) * config.num_layers
   return {
     'vocab_size': config.vocab_size,
     'hidden_size': config.hidden_size,
@@ -136,7 +127,7 @@ def _write_config(config: Config) -> dict[str, Any]:
     'attention_dropout': config.attention_dropout,
     'initializer_range': config.initializer_range,
     'pad_token_id': config.pad_token_id,
-    'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],
+    'layer_types': llama.written_window(config)['layer_types'],
     'local_attention': 2 * config.reach if config.windowed else 128,
     'decoder_bias': config.decoder_bias,
     'classifier_bias': config.classifier_bias,
@@ -196,28 +187,6 @@ def _classifier_tensors(config: Config, labels: int) -> Iterator[Tensor]:
   yield from weights('classifier', ('output',), (labels, config.hidden_size))
 
 
-def _shapes() -> dict[str, Config]:
-  found = {}
-  for name, size in (
-    ('modernbert-base', (50368, 768, 22, 12, 1152)),
-    ('modernbert-large', (50368, 1024, 28, 16, 2624)),
-  ):
-    vocabulary, width, depth, heads, inner = size
-    found[name] = Config(
-      'modernbert',
-      *(vocabulary, width, depth, heads, heads, width // heads, inner, 8192),
-      rope=Rope(160000.0),
-      window_rope=Rope(10000.0),
-      reach=64,
-      windowed=tuple(layer % 3 > 0 for layer in range(depth)),
-      causal=False,
-      hidden_act='gelu',
-      layer_norm_eps=1e-5,
-      pad_token_id=50283,
-    )
-  return found
-
-
 FAMILY: Family = llama.FAMILY._replace(
   model_type='modernbert',
   class_name='ModernBert',
@@ -237,5 +206,4 @@ FAMILY: Family = llama.FAMILY._replace(
   classifier_pooling=lambda config: config.classifier_pooling,
   pad_token_id=50283,
   prompted_by='attention',
-  shapes=_shapes,
 )

@@ -55,10 +55,4 @@ FAMILY = roberta.FAMILY._replace(
   extras=re.compile(r'(pooler|lm_head|classifier|qa_outputs)\.|embeddings\.position_ids$'),
   relative=lambda config: t5.RelativeBias(config, _BUCKETS),
   prompted_by='',
-  shapes=lambda: {
-    f'mpnet-base{name}': EncoderConfig(
-      'mpnet', 30527, 768, 12, 12, 3072, 514, 0, 1e-5, pad_token_id=1
-    )
-    for name in ('', '-v2')
-  },
 )

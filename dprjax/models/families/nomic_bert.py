@@ -8,7 +8,6 @@ from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.families import bert, gte, llama
 from dprjax.models.family import only
-from dprjax.models.rotary import Rope
 
 # Keys of config.json on the hub, for remote code, and the keys of transformers.
 _KEYS = {
@@ -104,14 +103,4 @@ FAMILY = gte.FAMILY._replace(
   },
   mlm_act=lambda config: config.hidden_act,
   pad_token_id=0,
-  shapes=lambda: {
-    f'nomic-embed-text-v{version}': gte.Config(
-      *('nomic_bert', 30528, 768, 12, 12, 12, 64, 3072, 8192),
-      rope=Rope(1000.0),
-      layer_norm_eps=1e-12,
-      causal=False,
-      type_vocab_size=2,
-    )
-    for version in ('1', '1.5')
-  },
 )

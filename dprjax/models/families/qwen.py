@@ -6,12 +6,9 @@ Llama with biases of queries, keys and values, or with norms of queries and keys
 from typing import Any
 
 from dprjax.models.families import llama
-from dprjax.models.rotary import Rope
 
 
 class Keys(llama.Keys):
-  """The keys read from config.json."""
-
   use_sliding_window: bool = False
   max_window_layers: int = 28
 
@@ -36,20 +33,7 @@ QWEN2 = llama.FAMILY._replace(
     llama.read_keys(hf_config, Keys), 'qwen2', qkv_bias=True, output_bias=False
   ),
   write_config=_write_config,
-  shapes=dict,
 )
-
-
-def _shapes() -> dict[str, llama.Config]:
-  sizes = {
-    '0.6b': (151669, 1024, 28, 16, 8, 128, 3072, 32768),
-    '4b': (151665, 2560, 36, 32, 8, 128, 9728, 40960),
-    '8b': (151665, 4096, 36, 32, 8, 128, 12288, 40960),
-  }
-  return {
-    f'qwen3-embedding-{name}': llama.Config('qwen3', *size, Rope(1000000.0), head_norms=True)
-    for name, size in sizes.items()
-  }
 
 
 QWEN3 = QWEN2._replace(
@@ -58,5 +42,4 @@ QWEN3 = QWEN2._replace(
   read_config=lambda hf_config: _read_config(
     llama.read_keys(hf_config, Keys, head_dim=128), 'qwen3', head_norms=True
   ),
-  shapes=_shapes,
 )

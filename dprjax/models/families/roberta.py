@@ -1,7 +1,5 @@
 """RoBERTa (Liu et al., 2019): BERT layers, with positions counted from the padding id + 1."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -13,21 +11,6 @@ def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | A
   # As in transformers, a padding token inside a text is not counted either.
   real = (mask & (tokens != config.pad_token_id)).astype(jnp.int32)
   return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
-
-
-def _shapes(model_type: str, vocab_size: int) -> dict[str, EncoderConfig]:
-  """The base and large models of a type, by name."""
-  rest: dict[str, Any] = {
-    'max_positions': 514,
-    'type_vocab_size': 1,
-    'layer_norm_eps': 1e-5,
-    'pad_token_id': 1,
-  }
-  sizes = {'base': (768, 12, 12, 3072), 'large': (1024, 24, 16, 4096)}
-  return {
-    f'{model_type}-{name}': EncoderConfig(model_type, vocab_size, *size, **rest)
-    for name, size in sizes.items()
-  }
 
 
 FAMILY = bert.FAMILY._replace(
@@ -51,19 +34,16 @@ FAMILY = bert.FAMILY._replace(
     config, labels, 'classifier.dense', 'classifier.out_proj'
   ),
   classifier_drops=True,
-  shapes=lambda: _shapes('roberta', 50265),
 )
 
 # CamemBERT (Martin et al., 2020): a French vocabulary.
 CAMEMBERT = FAMILY._replace(
   model_type='camembert',
   class_name='Camembert',
-  shapes=lambda: _shapes('camembert', 32005),
 )
 
 # XLM-R (Conneau et al., 2020): a vocabulary of a hundred languages.
 XLM_ROBERTA = FAMILY._replace(
   model_type='xlm-roberta',
   class_name='XLMRoberta',
-  shapes=lambda: _shapes('xlm-roberta', 250002),
 )

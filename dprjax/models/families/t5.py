@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models import activations, layers, rotary
+from dprjax.models import layers, rotary
 from dprjax.models.checkpoint_names import Tensor, stack, weights
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.families import llama
@@ -70,8 +70,6 @@ _TRAITS: dict[str, Any] = {'rope': rotary.NONE, 'causal': False, 'score_scale': 
 
 
 class Keys(msgspec.Struct):
-  """The keys read from config.json."""
-
   vocab_size: llama.Size
   d_model: llama.Size
   d_kv: llama.Size
@@ -92,7 +90,7 @@ def _read_config(hf_config: Mapping[str, Any]) -> Config:
   gated = act != keys.feed_forward_proj
   if gated and act == 'gelu':
     act = 'gelu_new'  # as in transformers
-  activations.find(act, 'feed_forward_proj')
+  layers.check_activation(act, 'feed_forward_proj')
   buckets, far = keys.relative_attention_num_buckets, keys.relative_attention_max_distance
   if buckets % 4 or far <= buckets // 4:
     raise InputError(
@@ -174,30 +172,6 @@ def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   )
 
 
-def _shapes() -> dict[str, Config]:
-  sizes = {
-    'base': (768, 12, 12, 12, 64, 3072),
-    'large': (1024, 24, 16, 16, 64, 4096),
-    'xl': (1024, 24, 32, 32, 128, 16384),
-    'xxl': (1024, 24, 128, 128, 128, 65536),
-  }
-  return {
-    f'{kind}-t5-{name}': Config(
-      't5',
-      32128,
-      *size,
-      512,
-      hidden_act='relu',
-      gated=False,
-      **_TRAITS,
-      hidden_dropout=0.1,
-      attention_dropout=0.1,
-    )
-    for kind in ('gtr', 'sentence')
-    for name, size in sizes.items()
-  }
-
-
 FAMILY = llama.FAMILY._replace(
   model_type='t5',
   class_name='T5Encoder',
@@ -211,5 +185,4 @@ FAMILY = llama.FAMILY._replace(
   prefix='',
   extras=re.compile(r'encoder\.embed_tokens\.weight$|(decoder|lm_head|classification_head)\.'),
   prompted_by='attention',
-  shapes=_shapes,
 )

@@ -34,11 +34,9 @@ for all terms.
 
 Read in this order:
 
-    document_files.py  documents from files of text
-    segments.py        documents cut into passages of whole sentences, on disk
+    segments.py        documents of files, cut into passages of whole sentences, on disk
     views.py           the texts of a batch
-    masking.py         masked tokens, in whole words
-    losses.py          L_late, L_head and L_contrast
+    losses.py          masked tokens, in whole words; L_late, L_head and L_contrast
     pretrain.py        the method: loss, data and export
 
 docs/pretraining.md has the recipes and what we measured.

@@ -8,12 +8,10 @@ from dprjax.training.options import SET, choice, lengths, number, switch, text, 
 
 
 def local(c: ml_collections.ConfigDict) -> None:
-  """Shrinks an experiment, see `training.config.local`."""
   c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
 
 
 def table() -> types.SimpleNamespace:
-  """The section ``pretrain``."""
   c = types.SimpleNamespace()
   c.pretrain = types.SimpleNamespace()
   # texts of a passage: 'one'; 'siblings', two units; 'ict', a sentence and the rest

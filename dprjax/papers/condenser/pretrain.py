@@ -34,8 +34,8 @@ from dprjax.models import encoder, heads, hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.papers.condenser import losses, masking, segments, views
-from dprjax.papers.condenser.document_files import find_files, read_documents
+from dprjax.papers.condenser import losses, segments, views
+from dprjax.papers.condenser.segments import find_files, read_documents
 from dprjax.text import docstrings, vector_spec
 from dprjax.text.batches import longest_bucket
 from dprjax.text.tokenizing import Tokenizer
@@ -153,7 +153,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def encode(
     params: Params, adapter: Adapter | None, rows: Any, key: Array | None
   ) -> tuple[Float[Array, 'B H'], _Sums]:
-    """The vectors of a view, and the losses of its masked tokens."""
     tokens, mask, masked = rows
     assert key is not None
     backbone_key, head_key, _ = jax.random.split(key, 3)
@@ -197,7 +196,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       if mlm:
         assert mask_id is not None
         # Masks must not depend on the number of chunks.
-        masked = masking.mask_tokens(
+        masked = losses.mask_tokens(
           mask_key,
           tokens,
           batch[f'{view}_words'],

@@ -1,5 +1,13 @@
 """Documents for pretraining, cut into passages of whole sentences and tokenised once.
 
+| file | documents |
+|---|---|
+| .jsonl, .csv, .tsv, .parquet | passages, see `text.texts` |
+| .txt | one document; blank lines separate paragraphs, whose lines are joined |
+
+All but .parquet may be compressed. A folder is read with its subfolders, in the order of names; a
+BEIR or MS MARCO folder gives only its corpus.
+
     DIR/documents.json  its inputs (files, tokenizer, lengths), and the report
     DIR/lengths.npz     tokens and sentences of every passage
     DIR/passages/       TFDS data set, split 'passages': id, tokens, words, ends
@@ -22,13 +30,13 @@ import numpy as np
 import tokenizers
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.papers.condenser.document_files import Document, find_files, read_documents
-from dprjax.text import fingerprint, table
-from dprjax.text.documents import split_sentences
+from dprjax.text import fingerprint, table, texts
+from dprjax.text.documents import paragraphs, split_sentences
+from dprjax.text.fields import check_id
 from dprjax.text.table import Integers
 from dprjax.text.tokenizing import Tokenizer
 
@@ -37,8 +45,102 @@ COLUMNS = ('tokens', 'words', 'ends')
 SHORT = 5
 """In tokens. Shorter sentences carry too little: a heading, "Yes.", half an abbreviation."""
 
+KINDS = ('.jsonl', '.csv', '.tsv', '.parquet', '.txt')
+# Characters; a longer text file becomes several documents, so that it need not fit into memory.
+_PART = 1 << 20
 _CHUNK = 4096  # sentences tokenised at a time
 _log = logging.getLogger(__name__)
+
+
+class Document(NamedTuple):
+  id: str
+  text: str
+
+
+def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Iterator[Document]:
+  """Yields the documents of files and folders; documents without text are counted and skipped.
+
+  Ids come from the file, or else from its name and the line; they may repeat in other files. A
+  newline in a text ends a sentence; a title is the first line.
+  """
+  for path in find_files(paths, report):
+    for document in _read(path):
+      check_id(document.id, str(path))
+      if document.text.strip():
+        report.count('documents')
+        yield document
+      else:
+        report.count('documents without text: skipped', document.id)
+
+
+def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epath.Path]:
+  found: list[epath.Path] = []
+  for path in paths:
+    given = files.existing(path, 'text')
+    if given.is_dir():
+      inside = list(_walk(given, report))
+    else:
+      files.regular_file(given, 'text')  # read twice: once for its checksum
+      inside = [given] if _kind(given) else []
+    if not inside:
+      report.count(f'paths without a file of {", ".join(KINDS)}: skipped', str(given))
+    found += inside
+  return found
+
+
+def _walk(
+  folder: epath.Path, report: ReadReport, above: tuple[str, ...] = ()
+) -> Iterator[epath.Path]:
+  own = str(files.resolved(folder))
+  if own in above:  # a link that leads up again
+    return
+  for name in ('corpus.jsonl', 'collection.tsv', 'psgs_w100.tsv'):
+    for ending in ('', *reading.COMPRESSED):
+      if (corpus := folder / f'{name}{ending}').exists():
+        yield corpus
+        return
+  for child in sorted(folder.iterdir()):
+    if child.name.startswith('.'):
+      continue
+    if child.is_dir():
+      yield from _walk(child, report, (*above, own))
+    elif (
+      _kind(child) is None or files.is_special(child) or not child.exists() or files.is_empty(child)
+    ):
+      report.count('empty files, and files of another kind: skipped', child.name)
+    else:
+      yield child
+
+
+def _kind(path: epath.Path) -> str | None:
+  kind = epath.Path(reading.plain_name(path)).suffix
+  return kind if kind in KINDS else None
+
+
+def _read(path: epath.Path) -> Iterator[Document]:
+  if _kind(path) == '.txt':
+    yield from _read_text(path)
+    return
+  for entry in texts.read_entries(path, 'passage'):
+    _, title, text = entry.record
+    id_ = entry.record.id if 'id' in entry.roles else f'{path.name}:{entry.number}'
+    # A title without a text is left out.
+    yield Document(id_, f'{title}\n{text}'.strip() if text.strip() else '')
+
+
+def _read_text(path: epath.Path) -> Iterator[Document]:
+  """One document, or several of about ``_PART`` characters, split between paragraphs."""
+  part: list[str] = []
+  size = number = 0
+  for paragraph in paragraphs(reading.read_lines(path, 'text')):
+    part.append(paragraph)
+    size += len(paragraph)
+    if size > _PART:
+      number += 1
+      yield Document(f'{path.name}~{number}', '\n'.join(part))
+      part, size = [], 0
+  if part or not number:
+    yield Document(f'{path.name}~{number + 1}' if number else path.name, '\n'.join(part))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +171,6 @@ class PassageCache:
 
 
 def open_documents(directory: files.PathLike) -> PassageCache:
-  """Opens a cache written by `build_documents`."""
   path = epath.Path(directory)
   description, lengths = fingerprint.open_built(path, 'documents')
   return PassageCache(
@@ -97,7 +198,7 @@ def build_documents(
   left out. The report counts all of these.
 
   Args:
-    paths: files and folders, see `dprjax.papers.condenser.document_files`.
+    paths: files and folders.
     passage_length: the most tokens of a passage, without special tokens.
     language: whose rules split sentences, see `split_sentences`.
   """

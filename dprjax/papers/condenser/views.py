@@ -38,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 
 class Views(NamedTuple):
-  """Batches of an epoch, and the number of usable passages."""
-
   batches: grain.MapDataset[Batch]
   eligible: int
 
@@ -104,7 +102,6 @@ def make_view_batches(
   def draw(
     passages: _Passages, words: Integers, chances: jt.Float[np.ndarray, '3 B']
   ) -> list[list[_Piece]]:
-    """The pieces of each view."""
     if views == 'one':
       return [[_window(passages, chances[0], room)]]
     if spans:
@@ -158,7 +155,6 @@ class _Passages(NamedTuple):
   sizes: Integers
 
   def sentence(self, number: jt.Int[np.ndarray, ' B']) -> _Piece:
-    """The n-th sentence of each passage."""
     at = self.sentences.starts + number
     starts = np.where(number > 0, self.sentences.flat[at - 1], 0)
     return _Piece(starts, self.sentences.flat[at] - starts)
@@ -228,7 +224,6 @@ def _assemble(
   jt.Int32[np.ndarray, 'B T'],
   jt.Bool[np.ndarray, 'B T'],
 ]:
-  """Tokens, word numbers and mask of texts assembled from pieces of passages."""
   rows = np.arange(len(tokens.counts))
   text = np.full((len(rows), width), tokenizer.pad_id, np.int32)
   numbers = np.full((len(rows), width), -1, np.int32)

@@ -27,27 +27,15 @@ POOLINGS = ('mask', 'cls', 'mean')
 SLOTS = 'slots/'  # before the names of arrays
 
 
-class _Texts(msgspec.Struct, forbid_unknown_fields=True):
-  query: str
-  passage: str
-
-
-class _Pairs(msgspec.Struct, forbid_unknown_fields=True):
-  pair: str
-
-
 class _Meta(msgspec.Struct):
-  """Additional keys of meta."""
-
   pooling: Literal['mask', 'cls', 'mean']
-  template: _Texts
+  template: dict[str, str]
   words: dict[str, Annotated[str, msgspec.Meta(max_length=1000)]]  # of slots without vectors
   fixed_layers: Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
 
 class _PairMeta(_Meta):
   pooling: Literal['mask']
-  template: _Pairs  # type: ignore[assignment]
   verbalizer: Annotated[
     list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=2, max_length=2)
   ]
@@ -106,18 +94,15 @@ class _Placed(Adapter):
 
 
 def vectors(prompt: Prompt) -> dict[str, Float[np.ndarray, 'P H']]:
-  """The learned slots of a template, by names such as ``query/P1``."""
   return {name.removeprefix(SLOTS): array for name, array in prompt.arrays.items()}
 
 
 def spec(prompt: Prompt) -> task_templates.Spec:
-  """The templates of a prompt."""
   lengths = {name: len(array) for name, array in vectors(prompt).items()}
-  return task_templates.Spec(prompt.meta['template'], prompt.meta['words'], lengths)
+  return task_templates.Spec(tuple(prompt.meta['template']), prompt.meta['words'], lengths)
 
 
-def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
-  """Checks that a prompt is a template for these kinds of input and this backbone."""
+def check_template(prompt: Prompt, kinds: Sequence[str]) -> None:
   there = prompt.meta['template'] if prompt.meta['kind'] == NAME else ()
   if set(there) != set(kinds):
     found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
@@ -128,7 +113,6 @@ def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
 
 
 def check_head(prompt: Prompt, head_sha256: str) -> None:
-  """Raises InputError if the template was trained with another masked-LM head."""
   if (recorded := prompt.meta['head_sha256']) != head_sha256:
     raise InputError(
       f'{prompt.path}: needs a masked-LM head with SHA-256 {recorded}, not {head_sha256}; give the '
@@ -138,14 +122,12 @@ def check_head(prompt: Prompt, head_sha256: str) -> None:
 
 def arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
   """The axes of the arrays of a file; see ``adapter.Kind``."""
-  strings = meta.get('template')
-  paired = isinstance(strings, dict) and 'pair' in strings
-  found = convert(dict(meta), f'{path}: meta', _PairMeta if paired else _Meta)
-  prompts: list[str] = []
-  for kind, string in msgspec.structs.asdict(found.template).items():
-    masked = found.pooling == 'mask'
-    task_templates.parse(string, kind, f"{path}: meta's template of a {kind}", masked=masked)
-    prompts += task_templates.prompt_names(string, kind)
+  given = meta.get('template')
+  kinds = ('pair',) if isinstance(given, dict) and 'pair' in given else SIDES
+  found = convert(dict(meta), f'{path}: meta', _PairMeta if kinds == ('pair',) else _Meta)
+  if found.template != (known := {kind: task_templates.FORMS[kind] for kind in kinds}):
+    raise InputError(f'{path}: the template in meta is {found.template!s:.200}, not {known}')
+  prompts = [name for kind in kinds for name in task_templates.PROMPTS[kind]]
   return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in found.words}
 
 
@@ -155,14 +137,12 @@ def of_prompts(
   """The templates of these prompts, and a table of their vectors.
 
   Args:
-    prompts: of kind template, with equal template strings and fixed layers.
+    prompts: of kind template, with equal kinds of input and fixed layers.
   """
   made = TaskTemplates.make(
     [spec(prompt) for prompt in prompts],
     tokenizer,
     config.vocab_size,
-    prompts[0].path,
-    masked=False,  # checked when the file was read
   )
   if not made.rows:
     return made, None
@@ -181,7 +161,7 @@ def in_texts(
   """Puts rows ``[CLS] text [SEP]`` into the templates of the prompts; see ``adapter.Kind``."""
   model = backbone.config
   for prompt in prompts:
-    check_template(prompt, SIDES, model)
+    check_template(prompt, SIDES)
   made, adapter = of_prompts(prompts, tokenizer, model)
   lengths = []
   for prompt, spec, template in zip(prompts, specs, made.templates[side], strict=True):

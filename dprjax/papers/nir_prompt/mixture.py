@@ -137,7 +137,6 @@ def make_batches(
 def arrange(
   arrangement: str, tasks: int, batch_size: int, per_task: int, seed: int
 ) -> tuple[int, Plan]:
-  """The steps of an epoch, and the plan of all steps."""
   if arrangement == 'balanced' and batch_size % tasks:
     raise InputError(
       f'config.batch_size: an update of {batch_size} rows is not a multiple of the {tasks} tasks, '
@@ -185,7 +184,6 @@ def arrange(
 
 
 def row_offsets(tasks: Sequence[Examples]) -> dict[str, jt.Int32[np.ndarray, ' tasks']]:
-  """The first row number of each data set, by the key of a batch."""
   return {
     key: np.cumsum([0, *(task.counts[key] for task in tasks[:-1])]).astype(np.int32)
     for key in tasks[0].counts

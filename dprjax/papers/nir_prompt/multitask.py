@@ -145,7 +145,6 @@ def batch_shapes(
 def _find_task(
   name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh, form: str
 ) -> Retrieval | LabelledPairs:
-  """Finds the data of a task and checks its options."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
   section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
   if entry.form == 'retrieval':
@@ -283,7 +282,6 @@ class _Tasks:
     return found._replace(means=means | {MEAN: self._mean_of(means)}, values=values)
 
   def _mean(self, found: list[Scores]) -> Scores:
-    """The scores of all tasks, and their mean."""
     each = list(zip(self.tasks, found, strict=True))
     means = {
       f'{task.name}/{name}': value for task, scores in each for name, value in scores.means.items()
@@ -309,7 +307,6 @@ def _check_lengths(
   tokenizer: Tokenizer,
   model: EncoderConfig,
 ) -> int:
-  """Tokens of the longest filled template."""
   specials = tokenizer.num_specials
   kinds = {side: (side,) for side in SIDES} if form == 'retrieval' else {'pair': SIDES}
   longest = 0

@@ -79,7 +79,6 @@ class Prompts(NamedTuple):
 
 
 def read_files(config: ConfigDict) -> Files:
-  """The prompt files of the config."""
   own = {
     name: artifact.load_prompt(config.tasks[name].prompt)
     for name in sorted(config.tasks)
@@ -112,25 +111,20 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
 
 
 def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
-  """``config.template.fixed_layers`` as a number of layers."""
   count = config.template.fixed_layers
   return model.num_layers - 1 if count == -1 else min(count, model.num_layers)
 
 
 def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
-  """The templates of the tasks, by number."""
   settings = config.template
-  strings = {kind: settings.pair if kind == 'pair' else settings.text for kind in kinds}
-  for kind, string in strings.items():
-    task_templates.parse(string, kind, _option(kind), masked=_masked(config, kinds))
-  names = [name for kind in kinds for name in task_templates.prompt_names(strings[kind], kind)]
+  names = [name for kind in kinds for name in task_templates.PROMPTS[kind]]
   made = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
     if task in found.own:
-      made.append(_spec_of(found.own[task], kinds, strings))
+      made.append(_spec_of(found.own[task], kinds))
     elif found.sources:
-      several = [_spec_of(prompt, kinds, strings) for prompt in found.sources.values()]
+      several = [_spec_of(prompt, kinds) for prompt in found.sources.values()]
       for prompt, spec in zip(found.sources.values(), several, strict=True):
         if spec != several[0] or not spec.lengths:
           raise InputError(
@@ -141,16 +135,8 @@ def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
     else:
       words = _words(settings.kind, names, entry, key)
       lengths = {name: _length(settings, name) for name in names if name not in words}
-      made.append(Spec(strings, words, lengths))
+      made.append(Spec(tuple(kinds), words, lengths))
   return made
-
-
-def _option(kind: str) -> str:
-  return f'config.template.{"pair" if kind == "pair" else "text"}'
-
-
-def _masked(config: ConfigDict, kinds: Sequence[str]) -> bool:
-  return 'pair' in kinds or config.pooling == 'mask'
 
 
 def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict[str, str]:
@@ -182,13 +168,8 @@ def _length(settings: ConfigDict, name: str) -> int:
   return lengths[place]
 
 
-def _spec_of(prompt: Prompt, kinds: Sequence[str], strings: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != adapters.NAME or prompt.meta['template'] != strings:
-    there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
-    raise InputError(
-      f'{prompt.path}: the template is {there!r:.200}, but '
-      f'{" and ".join(sorted({_option(kind) for kind in kinds}))} is {strings!r:.200}'
-    )
+def _spec_of(prompt: Prompt, kinds: Sequence[str]) -> Spec:
+  adapters.check_template(prompt, kinds)
   return adapters.spec(prompt)
 
 
@@ -202,20 +183,12 @@ def _described(spec: Spec) -> str:
 def make_templates(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
 ) -> TaskTemplates:
-  """The templates of all tasks. Raises as `specs` and `TaskTemplates.make`."""
-  return TaskTemplates.make(
-    specs(config, kinds, found),
-    tokenizer,
-    vocab_size,
-    _option(kinds[0]),
-    masked=_masked(config, kinds),
-  )
+  return TaskTemplates.make(specs(config, kinds, found), tokenizer, vocab_size)
 
 
 def around(
   config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
 ) -> dict[str, list[Template]]:
-  """The templates of the tasks by kind, before there is a model."""
   made = make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
   return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
 
@@ -223,7 +196,6 @@ def around(
 def build(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
 ) -> Prompts:
-  """The prompts of a run."""
   found = read_files(config)
   count = layers_fixed(config, model)
   templates = make_templates(config, kinds, found, tokenizer, model.vocab_size)
@@ -273,7 +245,6 @@ def build(
 
 
 def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
-  """The vectors of prompts by flat names; ``path`` has the fields task and name."""
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
@@ -313,9 +284,8 @@ def check_prompt(
   tokenizer: Tokenizer,
   kinds: Sequence[str],
 ) -> None:
-  """Raises InputError if a prompt was made for another backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  adapters.check_template(prompt, kinds, model)
+  adapters.check_template(prompt, kinds)
   if 'pair' in kinds:
     adapters.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
@@ -448,7 +418,8 @@ def export(
   for task, spec in of_tasks.items():
     section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
     meta = dual_encoder.meta_of(config, vector_spec.of_config(config, section), 'template') | shared
-    meta |= {'template': dict(spec.strings), 'words': dict(spec.words), 'task': task}
+    forms = {kind: task_templates.FORMS[kind] for kind in kinds}
+    meta |= {'template': forms, 'words': dict(spec.words), 'task': task}
     if found.sources:
       values = params['prompt'][task]['weights'].tolist()
       meta['weights'] = dict(zip(found.sources, values, strict=True))

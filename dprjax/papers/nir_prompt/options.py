@@ -25,7 +25,6 @@ TASK_DATA = (
 
 
 def table() -> types.SimpleNamespace:
-  """The sections ``tasks``, ``template`` and ``adapt``, and the order of batches."""
   c = types.SimpleNamespace()
   # several data sets in one run: NAME = an entry of `task_table`; c.data.dir stays empty. Tasks are
   # numbered in sorted order of names.
@@ -42,9 +41,6 @@ def table() -> types.SimpleNamespace:
   # Slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
   # 'hybrid', for pairs, only P3 in words; 'none', empty
   c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
-  c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # of a query or passage
-  # of a pair
-  c.template.pair = text('[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]')
   c.template.lengths = _positive(6, 6, 7)  # of P1, P2, P3, in vectors
   # layers whose inputs keep the learned vectors unchanged; 0: none; -1: all but the last
   c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
@@ -79,7 +75,6 @@ def task(**data: Any) -> ml_collections.ConfigDict:
 
 
 def task_table() -> types.SimpleNamespace:
-  """The options of an entry of ``config.tasks``."""
   t = types.SimpleNamespace()
   # 'retrieval': queries and passages; 'pairs': two texts and a label
   t.form = choice('retrieval', 'pairs')
@@ -100,7 +95,6 @@ def task_table() -> types.SimpleNamespace:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The inputs of a training by option, beside those of every method."""
   return {
     'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
     **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},

@@ -67,14 +67,12 @@ class PairSource:
 
 
 def locate(source: PairSource) -> epath.Path:
-  """The file of a source; raises InputError if it is missing."""
   folder = files.existing(source.path, 'data')
   names = [f'{source.split}.{ending}' for ending in ('jsonl', 'tsv', 'csv')]
   return files.regular_file(sources.find_file(folder, 'pairs', *names), 'pairs file')
 
 
 def read_pairs(source: PairSource) -> list[Pair]:
-  """The pairs of a source, in the order of the file."""
   path = locate(source)
   pairs = _read_file(path, provenance.identity(path))
   fraction, seed = source.hold_out or (0.0, 0)
@@ -153,8 +151,6 @@ def labels_of(pairs: Iterable[Pair]) -> jt.Int32[np.ndarray, ' pairs']:
 
 
 class PairFeed:
-  """Labelled pairs, as `mixture.Examples`."""
-
   def __init__(self, pairs: Pairs, *, query_buckets: Any, passage_buckets: Any):
     for lengths, buckets, name in zip(
       pairs.lengths,
@@ -192,7 +188,6 @@ class PairFeed:
     return batch
 
   def names(self, batch: Batch) -> list[str]:
-    """The lines of pairs, for messages."""
     return [f'line {self._pairs.lines[row]}' for row in batch['first_index']]
 
 
@@ -235,7 +230,6 @@ class QueryPairFeed:
     }
 
   def names(self, batch: Batch) -> list[str]:
-    """The queries and passages, for messages."""
     indices = {
       'query_index': batch['first_index'],
       'passage_index': batch['second_index'][:, None],
@@ -252,11 +246,9 @@ class LabelledPairs:
   dev: PairSource | None
 
   def read_passages(self) -> Iterator[str]:
-    """All texts, for a vocabulary."""
     return (text for pair in read_pairs(self.train) for text in pair[:2])
 
   def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role."""
     found = {'pairs': locate(self.train)}
     if self.dev is not None and (dev := locate(self.dev)) != found['pairs']:
       found['dev pairs'] = dev
@@ -265,7 +257,6 @@ class LabelledPairs:
   def evaluation(
     self, scorer: Scorer, tokenizer: Tokenizer, measure: str, number: int | None = None
   ) -> Evaluate:
-    """Evaluates classification of the dev pairs; ``number`` is the task."""
     assert self.dev is not None
     pairs = tokenise(self.dev, tokenizer, self.section)
     packed = scorer.pack(*pairs.tokens)
@@ -273,7 +264,6 @@ class LabelledPairs:
 
 
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
-  """The labelled pairs of a task."""
   folder = section.dir
   if section.format == 'docstrings':
     folder = str(workdir / 'data' / task)
@@ -356,7 +346,6 @@ def write_docstrings(folder: files.PathLike, packages: list[str]) -> None:
 
 
 def write_pairs(path: files.PathLike, pairs: Iterable[tuple[str, str, int]]) -> None:
-  """Writes a jsonl of pairs that `read_pairs` reads."""
   with files.atomic_write(path) as file:
     for pair in pairs:
       file.write(json.dumps(dict(zip(_COLUMNS, pair, strict=True))) + '\n')

@@ -44,7 +44,6 @@ class PromptEncoder(nn.Module):
 def init_prompt_encoders(
   config: EncoderConfig, keys: Mapping[str, Array], lengths: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
-  """Fresh parameters of several encoders, by name."""
   made: dict[str, dict[str, Any]] = {}
   for length in sorted(set(lengths.values())):
     names = [name for name in lengths if lengths[name] == length]

@@ -54,7 +54,7 @@ class PromptReranker(Reranker):
         positions.
     """
     config = backbone.config
-    check_template(prompt, ('pair',), config)
+    check_template(prompt, ('pair',))
     found = task_templates.need_head(backbone.heads, backbone.path)
     check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = task_templates.label_ids(

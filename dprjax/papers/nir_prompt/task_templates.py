@@ -1,9 +1,7 @@
-"""Templates such as ``[CLS] P1 text P2 [MASK] [SEP]``, for several tasks at once.
-
-A template string consists of these words:
+"""Templates, for several tasks at once (NIR-Prompt, section 3.3).
 
     [CLS], [SEP]            special tokens: first; between two texts, and last
-    P1, P2, ...             describe the task: literal words, or P learned vectors
+    P1, P2, P3              describe the task: literal words, or P learned vectors
     text, first, second     the text of a query or passage; the texts of a pair
     [MASK]                  the model answer
 
@@ -11,7 +9,6 @@ A batch may hold texts of several tasks. The learned vectors of all tasks are ro
 token types are 0.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -28,10 +25,17 @@ from dprjax.models.template import Filled, Piece, Template, TextRows, fill
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import VectorSpec
 
-# The texts of each kind of input.
-TEXTS = {'query': ('text',), 'passage': ('text',), 'pair': ('first', 'second')}
-_PROMPT = re.compile(r'P[1-9]')
-_LONGEST = 200  # characters in a template string
+# By kind of input.
+FORMS = {
+  'query': '[CLS] P1 text P2 [MASK] [SEP]',
+  'passage': '[CLS] P1 text P2 [MASK] [SEP]',
+  'pair': '[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]',
+}
+SLOTS = {kind: tuple(form.split()) for kind, form in FORMS.items()}
+# Slots that describe the task, such as ``query/P1``.
+PROMPTS = {
+  kind: [f'{kind}/{slot}' for slot in slots if slot[0] == 'P'] for kind, slots in SLOTS.items()
+}
 
 # NIR-Prompt, Tables 1 and 2: the words of P1, P2 (and P3) by task and kind of input.
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -69,53 +73,25 @@ class Spec(NamedTuple):
   """The templates of one task.
 
   Attributes:
-    strings: template strings by kind of input.
+    kinds: of input.
     words: of prompt slots with literal words, such as ``query/P1``.
     lengths: P of the other prompt slots.
   """
 
-  strings: Mapping[str, str]
+  kinds: tuple[str, ...]
   words: Mapping[str, str]
   lengths: Mapping[str, int]
-
-
-def parse(string: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
-  """Splits a template string into slots."""
-  slots, texts = tuple(string.split()), TEXTS[kind]
-  prompts = [name for name in slots if _PROMPT.fullmatch(name)]
-  inner = [name for name in slots[1:-1] if name not in (*prompts, '[SEP]')]
-  if not (
-    len(string) <= _LONGEST
-    and (slots[:1], slots[-1:]) == (('[CLS]',), ('[SEP]',))
-    and [name for name in inner if name != '[MASK]'] == list(texts)
-    and inner.count('[MASK]') <= 1
-    and (not masked or '[MASK]' in inner)
-    and len(set(prompts)) == len(prompts)
-  ):
-    raise InputError(
-      f'{where}: {string!r:.80} is not a template of a {kind}: expected [CLS] {" ".join(texts)} '
-      f'[SEP], {"one" if masked else "at most one"} [MASK], each of P1 to P9 at most once, further '
-      '[SEP]'
-    )
-  return slots
-
-
-def prompt_names(string: str, kind: str) -> list[str]:
-  """The prompt slots of a template string in order, as ``query/P1``."""
-  return [f'{kind}/{slot}' for slot in string.split() if _PROMPT.fullmatch(slot)]
 
 
 class TaskTemplates(NamedTuple):
   """The templates of several tasks, by task number.
 
   Attributes:
-    slots: by kind of input, the same for all tasks.
     templates: by kind of input and task number.
     rows: the table slots in order: task number, name and P.
     pad_id: the padding token.
   """
 
-  slots: Mapping[str, tuple[str, ...]]
   templates: Mapping[str, tuple[Template, ...]]
   rows: tuple[tuple[int, str, int], ...]
   pad_id: int
@@ -126,39 +102,32 @@ class TaskTemplates(NamedTuple):
     specs: Sequence[Spec],
     tokenizer: Tokenizer,
     vocab_size: int,
-    where: str = 'the template',
-    masked: bool = True,
   ) -> Self:
     """Builds the templates.
 
     Args:
-      specs: by task number, with equal template strings.
+      specs: by task number, of equal kinds.
       vocab_size: of the encoder. Token ids from here on are learned vectors.
     """
-    slots = {
-      kind: parse(string, kind, where, masked=masked) for kind, string in specs[0].strings.items()
-    }
-    pieces: dict[str, list[Template]] = {kind: [] for kind in slots}
+    if tokenizer.mask_id is None:
+      raise InputError('the tokenizer has no token for [MASK]; choose another backbone')
+    pieces: dict[str, list[Template]] = {kind: [] for kind in specs[0].kinds}
     rows: list[tuple[int, str, int]] = []
     start = vocab_size
     for number, spec in enumerate(specs):
       tokens = tokenizer.encode_bare(spec.words.values())
-      for kind, names in slots.items():
+      for kind in pieces:
         made: list[Piece] = []
-        for place, slot in enumerate(names):
+        for place, slot in enumerate(SLOTS[kind]):
           name = f'{kind}/{slot}'
-          if slot in TEXTS[kind]:
+          if slot in ('text', 'first', 'second'):
             made.append(Piece(None))
           elif slot == '[MASK]':
-            if tokenizer.mask_id is None:
-              raise InputError(
-                f'{where}: the tokenizer has no token for [MASK]; choose another backbone'
-              )
             made.append(Piece((tokenizer.mask_id,)))
           elif slot == '[CLS]':
             made.append(Piece(tokenizer.opening))
           elif slot == '[SEP]':
-            last = place == len(names) - 1
+            last = place == len(SLOTS[kind]) - 1
             made.append(Piece(tokenizer.closing if last else tokenizer.around_pair.middle))
           elif name in spec.words:
             made.append(Piece(tuple(tokens[spec.words[name]].tolist())))
@@ -169,20 +138,15 @@ class TaskTemplates(NamedTuple):
             start += length
         pieces[kind].append(Template(tuple(made)))
     templates = {kind: tuple(made) for kind, made in pieces.items()}
-    return cls(slots, templates, tuple(rows), tokenizer.pad_id)
+    return cls(templates, tuple(rows), tokenizer.pad_id)
 
   def table(self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]) -> Float[Array, 'E H']:
-    """The learned vectors of all tasks, by task number and name."""
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
 
   def without_prompts(self) -> Self:
-    """The same templates with empty prompt slots."""
-
     def empty(kind: str, template: Template) -> Template:
-      pieces = zip(self.slots[kind], template.pieces, strict=True)
-      return Template(
-        tuple(Piece(()) if _PROMPT.fullmatch(name) else piece for name, piece in pieces)
-      )
+      pieces = zip(SLOTS[kind], template.pieces, strict=True)
+      return Template(tuple(Piece(()) if name[0] == 'P' else piece for name, piece in pieces))
 
     templates = {
       kind: tuple(empty(kind, template) for template in several)
@@ -197,16 +161,13 @@ class TaskTemplates(NamedTuple):
   def fill(
     self, kind: str, texts: Sequence[TextRows], length: int, numbers: Int[Array, ' B']
   ) -> Filled:
-    """Fills the templates of one kind; see ``template.fill``."""
     return fill(self.templates[kind], texts, length, self.pad_id, numbers)
 
   def places(self, kind: str, filled: Filled, slot: str) -> Bool[Array, 'B T']:
-    """Marks the tokens of one slot."""
-    return filled.pieces == self.slots[kind].index(slot)
+    return filled.pieces == SLOTS[kind].index(slot)
 
 
 def need_head(heads: Mapping[str, Head], path: str) -> Head:
-  """The masked-LM head of a backbone, which answers at [MASK]."""
   if 'mlm' not in heads:
     raise InputError(
       f'{path} has no masked-LM head; train one with --config=configs/condenser.py:mlm'
@@ -215,7 +176,6 @@ def need_head(heads: Mapping[str, Head], path: str) -> Head:
 
 
 def label_ids(words: Sequence[str], tokenizer: Tokenizer, where: str) -> tuple[int, int]:
-  """The token ids of the words for yes and no."""
   tokens = tokenizer.encode_bare(words)
   ids = [id_ for word in words for id_ in tokens[word].tolist()]
   if not len(words) == len(ids) == len({*ids} - {*tokenizer.special_ids}) == 2:

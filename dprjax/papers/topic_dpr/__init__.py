@@ -26,7 +26,6 @@ the batch with a common category are positives z of each other, all others are n
 Read in this order:
 
     papers.py          command: folders of queries and passages from an arXiv file
-    paper_records.py   its records
     topics.py          command: finds the topics of a corpus
     topic_models.py    hLDA and LDA as one model of words
     topic.py           the adapter: P(k) and M

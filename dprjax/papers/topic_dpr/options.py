@@ -6,7 +6,6 @@ from dprjax.training.options import SET, number, switch, text, whole
 
 
 def table() -> types.SimpleNamespace:
-  """The section ``topics``."""
   c = types.SimpleNamespace()
   c.topics = types.SimpleNamespace()
   # topics.npz of dprjax.topics, with a prompt for each topic; 'hlda' or 'lda': find topics of the

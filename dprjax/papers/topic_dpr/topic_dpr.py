@@ -49,7 +49,6 @@ _CATEGORIES = 8  # of a document in a plan; the cost hardly depends on this
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """The losses of Eqs. 3 to 7."""
   check_options(config, devices)
   dual_encoder.check_pooling(config, model)
   settings, spec = config.topics, vector_spec.of_config(config)
@@ -171,7 +170,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
 
 def check_options(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for options that contradict each other."""
   settings = config.topics
   contrastive.check_update(config)
   prompt, prompted = config.prompt, settings.path and not settings.words
@@ -202,7 +200,6 @@ def put_before(
 
 
 def topic_count(adapter: Adapter | None) -> int:
-  """The number of topics with their own adapter."""
   return len(adapter.lengths) if isinstance(adapter, Prefix) and adapter.lengths is not None else 1
 
 

@@ -119,7 +119,6 @@ class Topics:
     return self.distribution(texts).argmax(axis=1).astype(np.int32)
 
   def count_known(self, texts: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
-    """Number of known words in each text."""
     places = self._places
     return np.array(
       [sum(word in places for word in words(text)) for text in given.texts(texts)], np.int64
@@ -134,7 +133,6 @@ class Topics:
       )
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """The arrays of the file."""
     places = self._places
     longest = max(map(len, self.names))
     numbers = [[places[word] for word in name] for name in self.names]
@@ -203,17 +201,14 @@ def words(text: str) -> list[str]:
 
 
 def load_topics(path: files.PathLike) -> Topics:
-  """Reads a topic model."""
   return Topics.from_arrays(npz.read_arrays(path, 'topics'), str(path))
 
 
 def save_topics(path: files.PathLike, topics: Topics) -> None:
-  """Writes a topic model atomically and deterministically."""
   npz.write_arrays(path, topics.arrays())
 
 
 def _damaged(arrays: Mapping[str, np.ndarray]) -> str | None:
-  """The name of a missing or damaged array, if there is one."""
   if missing := [name for name in ARRAYS if name not in arrays]:
     return missing[0]
   _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
@@ -305,7 +300,6 @@ class _Found(NamedTuple):
 
 
 def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
-  """At most ``most`` texts, chosen by a hash."""
   texts = iter(texts)
   chosen = list(itertools.islice(texts, most + 1))
   if len(chosen) <= most:

@@ -1,6 +1,6 @@
 """Finds the topics of a corpus, for topic-based prompts (Topic-DPR section 3.2).
 
-    dprjax topics --input=arxiv.jsonl.xz --out=topics.npz --figure=topics.png
+    dprjax topics --input=arxiv.jsonl.xz --out=topics.npz
 
 The input is a corpus (BEIR jsonl or tsv), or the abstracts of an arXiv jsonl. A hash of the ids
 chooses at most --max_documents.
@@ -19,7 +19,7 @@ import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,8 @@ from dprjax.base.counts import ReadReport, counted
 from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, duration
 from dprjax.papers.topic_dpr import topic_models
-from dprjax.papers.topic_dpr.paper_records import read_papers
+from dprjax.papers.topic_dpr.papers import read_papers
 from dprjax.papers.topic_dpr.topic_models import MOST_DOCUMENTS, Fitted, TopicSettings
-from dprjax.retrieval import figures
 
 logger = logging.getLogger('dprjax')
 
@@ -42,7 +41,6 @@ _USUAL = TopicSettings()
 class Flags:
   input: str = flag('a corpus, or an arXiv jsonl', metavar='FILE')
   out: str = flag('the topics', metavar='topics.npz')
-  figure: str | None = flag('words and sizes: png, pdf or svg', None, metavar='topics.png')
   kind: str = flag('how', _USUAL.kind, choices=topic_models.KINDS)
   topics: int = flag('number of topics kept, the largest', _USUAL.topics, most=1000, metavar='K')
   max_documents: int = flag('most documents used to find topics', MOST_DOCUMENTS, metavar='N')
@@ -55,7 +53,6 @@ class Flags:
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
-  """Texts of at most ``most`` documents, ordered by ids and seed, and counts."""
   report = ReadReport()
   progress = Progress('documents', task=f'reading {path}')
 
@@ -77,7 +74,6 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:
-  """The numbers and words of the report."""
   made = fitted.topics
   return {
     'kind': made.meta['kind'],
@@ -116,13 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: Flags) -> None:
   if args.kind != 'hlda':
     flags.refuse(args, ['gamma'], 'kind=hlda')
-  if args.figure is not None:
-    figures.check_name(args.figure)
-  inputs = {'--input': args.input}
-  with (
-    outputs.claim(args.out, inputs, also={'--figure': args.figure}),
-    outputs.claim(args.figure, inputs, flag='--figure', endings=('',)),
-  ):
+  with outputs.claim(args.out, {'--input': args.input}):
     _find(args)
 
 
@@ -134,8 +124,6 @@ def _find(args: Flags) -> None:
   seconds = time.monotonic() - began
   found = describe(fitted)
   _warn(fitted, args.kind)
-  if args.figure is not None:
-    _draw(fitted, args.figure)
   topic_models.save_topics(args.out, fitted.topics)
   outputs.write_report(args.out, {**found, 'counts': counts, 'seconds': round(seconds, 1)})
   cli.print_table(
@@ -153,51 +141,6 @@ def _find(args: Flags) -> None:
     + f'. Among documents of kept topics, {fitted.agreement:.1%} have the same topic by their '
     f'words. {duration(seconds)}.'
   )
-
-
-class _Panel(NamedTuple):
-  """The words of a topic, most probable first, with their probabilities in it and overall."""
-
-  title: str
-  words: Sequence[str]
-  own: Sequence[float]
-  background: Sequence[float]
-
-
-def _draw(fitted: Fitted, path: str) -> None:
-  """A panel for each topic: bars for its most probable words, dots for the background."""
-  made = fitted.topics
-  numbers = {word: number for number, word in enumerate(made.vocabulary)}
-  panels = []
-  for k, words in enumerate(made.names):
-    background, own = made.distributions[[0, 1 + k]][:, [numbers[w] for w in words[:_WORDS]]]
-    order = np.argsort(-own, kind='stable')
-    title = f'topic {k}: {made.sizes[k]:,} documents'
-    shown = [words[place] for place in order.tolist()]
-    panels.append(_Panel(title, shown, own[order], background[order]))
-  foot = (
-    f'{made.meta["kind"]}; {fitted.agreement:.1%} of these documents have this topic by their words'
-  )
-  columns = min(len(panels), 3)
-  rows = -(-len(panels) // columns)
-  most = max(len(panel.words) for panel in panels)
-  names = ['in the topic', 'in the background: words of all topics']
-  size = 0.6 + 2.4 * columns, 0.5 + rows * (0.5 + 0.2 * most)
-  with figures.canvas(*size, foot, path) as drawing:
-    for number, panel in enumerate(panels):
-      axes = drawing.add_subplot(rows, columns, number + 1)
-      places = np.arange(len(panel.words))
-      axes.barh(places, panel.own, 0.75, color=figures.colour(0), label=names[0])
-      dots = {'marker': 'o', 'linestyle': '', 'color': figures.colour(1), 'markersize': 4}
-      axes.plot(panel.background, places, label=names[1], **dots)
-      axes.set_yticks(places, panel.words, fontsize=9)
-      axes.set_ylim(most - 0.4, -0.6)
-      axes.locator_params(axis='x', nbins=3)
-      axes.tick_params(axis='x', labelsize=8)
-      axes.set_title(panel.title, fontsize=10)
-      figures.grid(axes, 'x')
-    figures.label_below(drawing, 'probability of the word')
-    figures.legend(drawing, names, 'Most probable words of each topic')
 
 
 if __name__ == '__main__':

@@ -10,7 +10,6 @@ relevant:
     3  a cross-encoder trains on samples of the pool; the denoised pool has the candidates to which
        it gives a probability of relevance below config.threshold
     4  the last retriever trains on config.mix of both pools and of random passages
-       (``config.rounds`` repeats 2 to 4)
 
 The report compares BM25, the frozen backbone and the rows of Table 9 of the paper on the test
 split.

@@ -49,22 +49,18 @@ _OPTIONS = {
   'retriever_recipe': _TEXT,
   'reranker_recipe': _TEXT,
   'reranker_path': _TEXT,
-  'runs': options.texts(),
   'depth': options.whole(200, least=1, most=10**6),
   'sample': options.whole(30, least=1, most=10**6),
   'threshold': options.number(0.1, least=0, most=1),
   'mix.denoised': _POOL,
   'mix.undenoised': _POOL,
   'mix.random': _POOL,
-  'rounds': options.whole(1, least=1, most=100),
   'undenoised': options.switch(True),
   'measures': options.texts(),
 }
 
 
 class ModelFiles(NamedTuple):
-  """A backbone and perhaps a prompt."""
-
   backbone: str
   prompt: epath.Path | None = None
 
@@ -93,7 +89,6 @@ class Pipeline:
       return self._run()
 
   def _begin(self) -> None:
-    """Finds the text and prepares the stages."""
     config, workdir = self.config, self.workdir
     folder = self._folder()
     train, test = (
@@ -103,16 +98,16 @@ class Pipeline:
     self._corpus, self._queries = train['corpus'], train['queries']
     self._qrels = {'train': train['qrels'], 'test': test['qrels']}
     files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
-    trainings = 1 + int(config.undenoised) + config.rounds
+    trainings = 2 + int(config.undenoised)
     trains_reranker = not config.reranker_path
-    # BM25 and its negatives; train and export; encode twice, search, measure; each round; the
-    # reranker; the table.
+    # BM25 and its negatives; train and export; encode twice, search, measure; the candidates and
+    # the denoised pool; the reranker; the table.
     self._stages = Stages(
       workdir,
       4
       + 2 * trainings
       + 4 * (trainings + 1)
-      + 3 * config.rounds
+      + 3
       + (config.undenoised or trains_reranker)
       + 2 * trains_reranker
       + 1,
@@ -123,34 +118,31 @@ class Pipeline:
     c = self.config
     runs = {split: self._bm25(split) for split in ('train', 'test')}
     metrics = {'BM25': self._measure('bm25', runs['test'])}
-    given = [f'bm25={runs["train"]}', *c.runs]
+    given = f'bm25={runs["train"]}'
 
-    mined = self._mine('mined-bm25', [f'bm25={runs["train"]}'])
-    newest, base = self._train('first', mined, 'undenoised')
+    mined = self._mine('mined-bm25', [given])
+    first, base = self._train('first', mined, 'undenoised')
     systems = {
       'frozen': ('frozen backbone', ModelFiles(base)),
-      'first': ('+ BM25 negatives', newest),
+      'first': ('+ BM25 negatives', first),
     }
-    reranker, name = c.reranker_path, 'first'
-    for number in range(1, c.rounds + 1):
-      suffix = f'-{number}' if number > 1 else ''
-      candidates = [*given, f'retriever={self._retrieve(name, newest, "train")}']
-      if number == 1 and (c.undenoised or not reranker):
-        mined = self._mine('mined-undenoised', candidates)
-        if c.undenoised:
-          model, _ = self._train('undenoised', mined, 'undenoised', base)
-          systems['undenoised'] = '+ un-denoised negatives', model
-        reranker = reranker or self._reranker(mined, base)
-      mined = self._mine(f'mined-denoised{suffix}', candidates, reranker)
-      name = f'denoised{suffix}'
-      newest, _ = self._train(name, mined, c.mix, base)
-      systems[name] = f'+ denoised negatives{f", round {number}" if suffix else ""}', newest
+    candidates = [given, f'retriever={self._retrieve("first", first, "train")}']
+    reranker = c.reranker_path
+    if c.undenoised or not reranker:
+      mined = self._mine('mined-undenoised', candidates)
+      if c.undenoised:
+        model, _ = self._train('undenoised', mined, 'undenoised', base)
+        systems['undenoised'] = '+ un-denoised negatives', model
+      reranker = reranker or self._reranker(mined, base)
+    mined = self._mine('mined-denoised', candidates, reranker)
+    newest, _ = self._train('denoised', mined, c.mix, base)
+    systems['denoised'] = '+ denoised negatives', newest
     for name, (title, model) in systems.items():
       metrics[title] = self._measure(name, self._retrieve(name, model, 'test'))
     # The first is the baseline of comparisons.
     frozen, _ = systems['frozen']
-    first = {frozen: metrics[frozen], **metrics}
-    command = ['report', *(f'--metrics={name}={path}' for name, path in first.items())]
+    compared = {frozen: metrics[frozen], **metrics}
+    command = ['report', *(f'--metrics={name}={path}' for name, path in compared.items())]
     command += ['--measure', *c.measures] if c.measures else []
     files_made = (f'--out={self.workdir / "report.md"}', f'--figure={self.workdir / "report.png"}')
     self._stages.run('Compare', [*command, *files_made])
@@ -201,7 +193,7 @@ class Pipeline:
         self._corpus,
         self._queries,
         qrels,
-        *(epath.Path(run.partition('=')[2] or run) for run in runs),
+        *(epath.Path(run.partition('=')[2]) for run in runs),
         *ModelFiles(reranker).files,
       ],
       folder,
@@ -326,7 +318,6 @@ def differences(
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Raises InputError for bad options."""
   given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
   options.check(_OPTIONS, dict(given), 'config', 'configs/unm.py')
   if abs(sum(config.mix.values()) - 1) > 1e-6:
@@ -338,8 +329,6 @@ def check(config: ml_collections.ConfigDict) -> None:
   figures.check_name('report.png')  # its package is there
   for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     configs.check_ranges(config[name], f'{method}.', f'config.{name}')
-  for run in config.runs:
-    files.existing(run.partition('=')[2] or run, 'run in config.runs')
   if config.reranker_path:
     with cli.loading():
       from dprjax.retrieval import reranker
@@ -347,11 +336,9 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The inputs of a pipeline, by flag."""
   folder = config.data.dir
   return {
     '--config.data.dir': None if folder.startswith('docstrings:') else folder,
-    '--config.runs': [run.partition('=')[2] or run for run in config.runs],
     '--config.reranker_path': config.reranker_path,
     **{
       f'--config.{name}.backbone.path': config[name].backbone.path
@@ -365,7 +352,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 class Flags:
   experiment: tuple[str, ...] = flags.config(
     'configs/unm.py:beir, :scifact, :medquad, :local, with ,ft for fine-tuning',
-    'override an option, for example --config.rounds=2 or --config.retriever.prompt.length=32; '
+    'override an option, for example --config.depth=100 or --config.retriever.prompt.length=32; '
     'the config file lists and explains them',
   )
   workdir: str | None = flags.flag(

@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,33 +102,11 @@ class Stages:
     return self._sums[str(path)]
 
 
-class _Child(subprocess.Popen[bytes]):
-  """A command, and whether an interrupt came during its start."""
-
-  interrupted = False
-
-
-def _start(command: Sequence[str]) -> _Child:
-  """Starts a command without losing an interrupt that comes meanwhile."""
-  heard: list[int] = []
-  if threading.current_thread() is not threading.main_thread():
-    return _Child(command, pass_fds=outputs.held())
-  before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-  try:
-    child = _Child(command, pass_fds=outputs.held())
-  finally:
-    signal.signal(signal.SIGINT, before)
-  child.interrupted = bool(heard)
-  return child
-
-
 def _run(command: Sequence[str]) -> int:
   """Runs a command, which reports an interrupt itself; returns its status."""
   # It inherits the locks of this process, so the folder stays locked until the command ends.
-  with _start(command) as child:
+  with subprocess.Popen(command, pass_fds=outputs.held()) as child:
     try:
-      if child.interrupted:
-        raise KeyboardInterrupt
       return child.wait()
     except KeyboardInterrupt:
       # An interrupt from the keyboard reached both; one from elsewhere only this process.

@@ -9,7 +9,8 @@ import pytest
 import safetensors.numpy
 
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, encoder, hub, peft
+from dprjax.models import artifact, encoder, hub
+from dprjax.models import prompt_folders as peft
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import lora
 from dprjax.models.adapters.lora import ADAPTER, Lora

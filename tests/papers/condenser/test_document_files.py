@@ -9,14 +9,14 @@ import os
 import pytest
 
 from dprjax.base.counts import ReadReport
-from dprjax.papers.condenser import document_files
-from dprjax.papers.condenser.document_files import Document
+from dprjax.papers.condenser import segments
+from dprjax.papers.condenser.segments import Document
 from tests.refusals import refused
 
 
 def read(*paths):
   report = ReadReport()
-  return list(document_files.read_documents(paths, report)), dict(report.counts)
+  return list(segments.read_documents(paths, report)), dict(report.counts)
 
 
 def jsonl(path, *records):
@@ -64,7 +64,7 @@ def test_collections_arxiv_and_other_records(tmp_path):
 
 
 def test_a_large_text_file_is_split(tmp_path, monkeypatch):
-  monkeypatch.setattr(document_files, '_PART', 10)
+  monkeypatch.setattr(segments, '_PART', 10)
   (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
   assert read(tmp_path / 'book.txt')[0] == [
     Document('book.txt~1', 'one two\nthree'),
@@ -89,7 +89,7 @@ def test_compressed_files_and_folders_in_order(tmp_path):
   assert documents == [
     Document(name, text.strip()) for name in ('a.txt.gz', 'b.txt.xz', 'c.txt.bz2')
   ] + [Document('cat.txt', 'A cat sits.')]
-  assert counts == {'documents': 4, 'files of another kind: skipped': 1, 'empty files: skipped': 1}
+  assert counts == {'documents': 4, 'empty files, and files of another kind: skipped': 2}
 
 
 LATIN = 'Grö'.encode('latin-1')
@@ -126,7 +126,6 @@ def test_links_and_pipes_in_a_folder(tmp_path):
   os.mkfifo(folder / 'c.txt')
   found, counts = read(folder)
   assert [document.text for document in found] == ['One.']
-  assert counts['links to a folder above: skipped'] == 1
-  assert counts['pipes, devices and broken links: skipped'] == 2
+  assert counts['empty files, and files of another kind: skipped'] == 2
   with refused('c.txt'):
     read(folder / 'c.txt')

@@ -6,13 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from dprjax.base import mesh as meshes
 from dprjax.models import encoder, heads, hub
 from dprjax.papers.condenser import losses
-from tests import reference
 
 VALUE, WORD = 'encoder.layer.0.attention.self.value.weight', 'embeddings.word_embeddings.weight'
 HEAD_QUERY = 'layer.1.attention.self.query.weight'
@@ -112,29 +108,6 @@ def masked(small):
   )
 
 
-def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
-  config, (embedding, arrays) = small[0], masked
-  head = random_head(config)
-  mlm_loss = jax.jit(losses.mlm_loss, static_argnums=0)
-  whole = mlm_loss(config, head, embedding, *arrays)
-  expected = reference.mlm_loss(config, jax.device_get(head), embedding, *arrays)
-  np.testing.assert_allclose(whole, expected, rtol=2e-6)
-  chunks = [
-    mlm_loss(config, head, embedding, *(array[rows] for array in arrays))
-    for rows in (slice(0, 4), slice(4, 8))
-  ]
-  np.testing.assert_allclose(np.sum(chunks, axis=0), expected, rtol=2e-6)
-  # Values at a place of weight 0 do not matter.
-  hidden, positions, targets, weights = arrays
-  moved = [
-    np.where(weights > 0, array, other).astype(np.int32)
-    for array, other in ((positions, 6), (targets, 49))
-  ]
-  np.testing.assert_allclose(
-    mlm_loss(config, head, embedding, hidden, *moved, weights), whole, rtol=1e-6
-  )
-
-
 def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
   config, (embedding, arrays) = small[0], masked
 
@@ -151,30 +124,6 @@ def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
     for shape in re.findall(r'tensor<((?:\d+x)+)', program)
   ]
   assert 8 * 3 * config.vocab_size in sizes and max(sizes) < 8 * 7 * config.vocab_size
-
-
-@pytest.mark.slow
-def test_mlm_loss_over_eight_devices(small, masked):
-  config, (embedding, arrays) = small[0], masked
-  head = random_head(config)
-  mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
-
-  def loss(hidden, embedding, *rest):
-    return losses.mlm_loss(config, head, embedding, hidden, *rest)[0]
-
-  run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
-  value, gradients = run(arrays[0], embedding, *arrays[1:])
-  placed = [jax.device_put(array, NamedSharding(mesh, P('data'))) for array in arrays]
-  whole = jax.device_put(embedding, NamedSharding(mesh, P()))
-  sharded_value, sharded_gradients = run(placed[0], whole, *placed[1:])
-  np.testing.assert_allclose(sharded_value, value, rtol=2e-6)
-  jax.tree.map(
-    lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
-    sharded_gradients,
-    gradients,
-  )
-  # Every device gathers from its own rows.
-  assert 'all-gather' not in run.lower(placed[0], whole, *placed[1:]).compile().as_text()
 
 
 @pytest.mark.slow
@@ -198,23 +147,3 @@ def test_equal_texts_are_no_negatives_of_one_another():
     assert set(np.flatnonzero(~allowed[row]).tolist()) == expected, row
   plain = np.asarray(losses.nt_xent_scores(texts, texts).allowed)
   np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('devices', 'at_a_time'), [(1, 99), (1, 2), (8, 1)])
-def test_siblings_equal_numpy(devices, at_a_time):
-  texts = np.random.default_rng(0).normal(size=(16, 5))
-  mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
-
-  def plain(texts):
-    return reference.sibling_loss(texts[::2], texts[1::2], 0.5)[0]
-
-  def loss(texts):
-    return jnp.mean(losses.nt_xent(texts, mesh, rows=at_a_time, temperature=0.5).loss)
-
-  value, gradient = jax.jit(jax.value_and_grad(loss))(
-    jax.device_put(jnp.asarray(texts, jnp.float32), NamedSharding(mesh, P(meshes.BATCH)))
-  )
-  assert value == pytest.approx(plain(texts), rel=1e-5)
-  wanted = reference.numeric_gradient(plain, texts)
-  assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.papers.condenser import masking
+from dprjax.papers.condenser import losses as masking
 
 MASK, PAD, CLS, SEP = 4, 0, 1, 2
 REPLACEMENTS = np.arange(100, 200, dtype=np.int32)

@@ -10,7 +10,7 @@ from dprjax.base import tree
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
-from dprjax.papers.condenser import masking, pretrain
+from dprjax.papers.condenser import losses, pretrain
 from dprjax.text import vocabularies
 from dprjax.training.method import Parts
 from tests import gradients, reference, starts
@@ -112,7 +112,7 @@ def make_params(method, model, std=0.4):
 
 
 def masked_views(config, tokenizer, batch, key):
-  """The tokens that the loss predicts, drawn as it is drawn there; tests/models/test_masking.py
+  """The tokens that the loss predicts, drawn as it is drawn there; tests/models/test_losses.py
   sees to the drawing itself.
   """
   ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids).astype(np.int32)
@@ -121,7 +121,7 @@ def masked_views(config, tokenizer, batch, key):
     mask_key, _ = jax.random.split(jax.random.fold_in(key, number))
     found[view] = jax.tree.map(
       np.asarray,
-      masking.mask_tokens(
+      losses.mask_tokens(
         mask_key,
         jax.numpy.asarray(batch[f'{view}_tokens']),
         jax.numpy.asarray(batch[f'{view}_words']),

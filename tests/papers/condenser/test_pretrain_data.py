@@ -6,7 +6,7 @@ import pytest
 
 from dprjax.papers.condenser import pretrain
 from tests.refusals import refused
-from tests.training.conftest import WORDS, assert_goes_on
+from tests.training.conftest import WORDS
 
 # Five words and a full stop make a sentence that stands alone; two of them, or three, a document.
 # The last has one.
@@ -80,10 +80,6 @@ def test_what_the_loop_is_given(start, words_of, views, said, batches_of):
           assert len(shown) == (len(sentences) if views == 'one' else 1)
     names += named
   assert len(set(names)) == 12  # an epoch has each once
-
-
-def test_goes_on_where_it_stopped(start, batches_of):
-  assert_goes_on(start, batches_of, 4, 3)
 
 
 @pytest.mark.parametrize(

@@ -170,34 +170,3 @@ def test_a_pretrained_prompt_starts_a_prompt(finished, command, reuse, tmp_path)
   np.testing.assert_array_equal(
     trainable_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.of_side('query')['prefix']
   )
-
-
-@pytest.mark.slow
-def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path):
-  (tmp_path / 'more.txt').write_text(
-    'One sentence stands here. Another one follows it.\n\nAnd a third. And a fourth, which is '
-    'longer.\n'
-  )
-  status, err = command(
-    train,
-    f'--config={ROOT}/configs/rip.py:local',
-    f'--workdir={tmp_path}/run',
-    '--config.backbone.vocabulary=sentencepiece',
-    '--config.backbone.vocab_size=1000',
-    '--config.data.format=corpus',
-    f'--config.data.dir={trained}/data/corpus.jsonl,{tmp_path}/more.txt',
-    '--config.grad_cache=1',
-    '--config.steps=2',
-  )
-  assert status == 0 and 'done at step 2' in err, err
-  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/out')
-  assert status == 0, err
-  backbone, tokenizer = (
-    hub.load_backbone(tmp_path / 'out', ('mlm', 'condenser')),
-    tokenizing.load_tokenizer(tmp_path / 'out'),
-  )
-  assert (
-    backbone.config.model_type == 'xlm-roberta'
-    and backbone.config.vocab_size == tokenizer.vocab_size <= 1000
-  )
-  assert backbone.config.pad_token_id == tokenizer.pad_id == 1 and 'mlm' in backbone.heads

@@ -9,6 +9,7 @@ from dprjax.models.artifact import Prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.papers.nir_prompt import options
+from dprjax.papers.nir_prompt.task_templates import FORMS
 from dprjax.training.method import Parts
 from tests import gradients, reference
 from tests.models.test_artifact import META
@@ -80,7 +81,6 @@ def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **
     for kind in kinds
     for name, length in zip(names[kind], lengths, strict=False)
   }
-  strings = {kind: config.template['pair' if kind == 'pair' else 'text'] for kind in kinds}
   own = {
     'kind': 'template',
     'backbone': 'BACKBONE',
@@ -90,7 +90,7 @@ def write_prompt(path, model, tokenizer, config, kinds, lengths=None, seed=0, **
     'normalize': False,
     'query_max_length': 7,
     'passage_max_length': 9,
-    'template': strings,
+    'template': {kind: FORMS[kind] for kind in kinds},
     'words': {},
     'fixed_layers': 2,
     'verbalizer': ['oak', 'elm'],

@@ -13,7 +13,6 @@ from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
 from dprjax.training.method import DataSource
 from tests.models.test_artifact import META
-from tests.options import with_options
 from tests.papers.nir_prompt import nir
 from tests.training.conftest import WORDS
 
@@ -145,19 +144,3 @@ def test_the_essential_matching_module_exports_its_head_and_all_prompts(
     assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
     for name, array in arrays[task].items():
       np.testing.assert_array_equal(adapters.vectors(prompt)[name], array)
-
-
-def test_a_masked_lm_head_that_was_trained_alone_is_written_beside_its_backbone(
-  backbone, parts, tmp_path
-):
-  pretrain = pytest.importorskip('dprjax.papers.condenser.pretrain')
-  config = with_options(method='pretrain', trainable=('head/.*',))
-  trained = {'head/mlm/dense/bias': np.full(8, 2, np.float32)}
-  product = pretrain.export(config, tmp_path, backbone, trained)
-  hub.save_backbone(tmp_path / 'out', backbone.config, **product.encoders[''])
-  written = hub.load_backbone(tmp_path / 'out', heads=('mlm',))
-  assert written.sha256 == hub.backbone_sha256(backbone.config, parts.encoder)
-  np.testing.assert_array_equal(written.heads['mlm'].params['dense']['bias'], 2)
-  np.testing.assert_array_equal(
-    written.heads['mlm'].params['bias'], parts.heads['mlm'].params['bias']
-  )

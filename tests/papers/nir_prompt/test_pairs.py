@@ -1,17 +1,14 @@
 """Labelled pairs: files as strangers write them, held-out ones, and their tokens."""
 
 import json
-import random
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
 from dprjax.papers.nir_prompt import pairs
 from dprjax.papers.nir_prompt.pairs import PairSource
 from dprjax.text import vocabularies
-from tests.fuzz import mutations
 from tests.refusals import refused
 
 ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('larch', 'elm', 0)]
@@ -42,35 +39,6 @@ def tokenizer(tmp_path_factory):
 def test_files_of_pairs(tmp_path, name, content):
   (tmp_path / name).write_text(content)
   assert [pair[:3] for pair in pairs.read_pairs(PairSource(str(tmp_path)))] == ROWS
-
-
-@pytest.mark.parametrize('name', ['train.tsv', 'train.csv', 'train.jsonl'])
-def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
-  pairs.write_pairs(tmp_path / 'rows.jsonl', ROWS)
-  lines = {
-    'jsonl': (tmp_path / 'rows.jsonl').read_text(),
-    'tsv': ''.join('\t'.join(map(str, row)) + '\n' for row in ROWS),
-    'csv': 'text1,text2,label\n' + ''.join(','.join(map(str, row)) + '\n' for row in ROWS),
-  }
-  harm = [mutations.mutate_bytes, mutations.mutate_lines]
-  if name.endswith('jsonl'):
-    harm.append(mutations.mutate_json)
-  refused = 0
-  for seed in range(150):
-    folder = tmp_path / f'{seed}'
-    folder.mkdir()
-    (folder / name).write_text(lines[name.split('.')[1]])
-    rng = random.Random(seed)
-    done = rng.choice(harm)(rng, folder / name)
-    try:
-      found = pairs.read_pairs(PairSource(str(folder)))
-    except InputError as error:
-      assert '\n' not in str(error) and name.split('.')[0] in str(error), done
-      refused += 1
-    else:
-      assert {pair.label for pair in found} == {0, 1}, done
-      assert all(pair.first.strip() and pair.second.strip() for pair in found), done
-  assert 30 < refused < 150
 
 
 @pytest.mark.parametrize(

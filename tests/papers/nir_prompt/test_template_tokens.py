@@ -14,26 +14,28 @@ from dprjax.papers.nir_prompt.adapter import (
   spec,
   vectors,
 )
+from dprjax.papers.nir_prompt.task_templates import FORMS
+from dprjax.text.vector_spec import SIDES
 from tests.models.test_artifact import CONFIG, TOKENIZER, write  # noqa: F401
 from tests.models.test_encoder import encode, golden_loss
 from tests.models.test_families import shape_of
 from tests.refusals import refused
 
-VECTORS = {'slots/query/P1': np.ones((6, 24), np.float32)}
+VECTORS = {f'slots/{side}/P1': np.ones((6, 24), np.float32) for side in SIDES}
 
 
 TEMPLATE = {
   'kind': 'template',
-  'template': {'query': '[CLS] P1 text [MASK] [SEP]', 'passage': '[CLS] text P2 [MASK] [SEP]'},
-  'words': {'passage/P2': 'A passage:'},
+  'template': {side: FORMS[side] for side in SIDES},
+  'words': dict.fromkeys(('query/P2', 'passage/P2'), 'A text:'),
   'fixed_layers': 1,
   'pooling': 'mask',
 }
 
 
 PAIR = TEMPLATE | {
-  'template': {'pair': '[CLS] first [SEP] second [SEP] P1 [MASK] [SEP]'},
-  'words': {'pair/P1': 'Do these two sentences match?'},
+  'template': {'pair': FORMS['pair']},
+  'words': {f'pair/P{place}': 'Do these two sentences match?' for place in (1, 2, 3)},
   'verbalizer': ['yes', 'no'],
   'score': 'logit',
   'head_sha256': 'e' * 64,
@@ -43,8 +45,8 @@ PAIR = TEMPLATE | {
 def test_templates(write):  # noqa: F811
   prompt = load_prompt(write(VECTORS, **TEMPLATE))
   check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
-  check_template(prompt, ('query', 'passage'), CONFIG)
-  assert spec(prompt) == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
+  check_template(prompt, SIDES)
+  assert spec(prompt) == (SIDES, TEMPLATE['words'], {'query/P1': 6, 'passage/P1': 6})
   np.testing.assert_array_equal(vectors(prompt)['query/P1'], VECTORS['slots/query/P1'])
   other = EncoderConfig('bert', 50, 32, 2, 4, 40)
   with refused('slots/query/P1', '[6, 24]', '[P, H]'):
@@ -52,27 +54,22 @@ def test_templates(write):  # noqa: F811
   words = load_prompt(write({}, **PAIR))  # a template with only words has no arrays
   assert spec(words).lengths == {} and vectors(words) == {}
   check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
-  check_template(words, ('pair',), CONFIG)
+  check_template(words, ('pair',))
   check_head(words, 'e' * 64)
   with refused('e' * 64):
     check_head(words, 'f' * 64)
   with refused('prompt.npz', 'template'):
-    check_template(words, ('query', 'passage'), CONFIG)
+    check_template(words, SIDES)
   with refused('prefix', 'template'):
-    check_template(load_prompt(write()), ('pair',), CONFIG)
-
-
-def _forms(query):
-  return TEMPLATE | {'template': TEMPLATE['template'] | {'query': query}}
+    check_template(load_prompt(write()), ('pair',))
 
 
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'passage')),
-    (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
+    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'template')),
     (
-      {'slots/query/P1': np.ones((6, 2, 24), np.float32)},
+      VECTORS | {'slots/query/P1': np.ones((6, 2, 24), np.float32)},
       TEMPLATE,
       ('slots/query/P1', '[P, H]', '[6, 2, 24]'),
     ),

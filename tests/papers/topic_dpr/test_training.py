@@ -1,6 +1,5 @@
 """configs/topic_dpr.py: trained, resumed, exported, encoded with."""
 
-import dataclasses
 import pathlib
 import shutil
 
@@ -149,21 +148,3 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   status, err = command(encode, *of_corpus)
   assert status == 2 and named_in(err, 'topics', '2'), err
   assert not (tmp_path / 'other').exists()
-
-
-def test_a_file_of_topics_goes_with_the_run(run, tmp_path, command):
-  path = tmp_path / 'topics.npz'
-  shutil.copy(run / 'topics.npz', path)
-  flags = (
-    f'--config={CONFIGS}/topic_dpr.py:local',
-    f'--workdir={tmp_path}/run',
-    f'--config.topics.path={path}',
-    '--config.steps=4',
-  )
-  status, err = command(train, *flags)
-  assert status == 0, err
-  assert trainable_of(tmp_path / 'run')[1].keys() == trainable_of(run)[1].keys()
-  found = topic_models.load_topics(path)
-  topic_models.save_topics(path, dataclasses.replace(found, names=found.names[::-1]))
-  status, err = command(train, *flags)
-  assert status == 2 and named_in(err, 'config.topics.path'), err

@@ -10,7 +10,6 @@ import pytest
 from etils import epath
 
 from dprjax.base import outputs
-from dprjax.papers.unm import stages as running
 from dprjax.papers.unm.stages import Stages
 from tests.refusals import refused
 
@@ -91,27 +90,6 @@ def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
   with outputs.hold(lock, 'a folder'):
     assert outputs.held()
   assert not outputs.held()
-
-
-def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypatch, tmp_path):
-  class Child(running._Child):
-    def __init__(self, *args, **options):
-      super().__init__(*args, **options)
-      while not (tmp_path / 'ready').exists():
-        assert self.poll() is None
-      os.kill(os.getpid(), signal.SIGINT)
-
-  monkeypatch.setattr(running, '_Child', Child)
-  monkeypatch.setattr(running, '_GRACE_S', 0.1)
-  program = (
-    'import pathlib, signal, sys, time\n'
-    'signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n'
-    f'pathlib.Path({str(tmp_path / "ready")!r}).touch()\n'
-    'time.sleep(60)'
-  )
-  before = signal.getsignal(signal.SIGINT)
-  assert running._run([sys.executable, '-c', program]) == 130
-  assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow

@@ -1,15 +1,22 @@
-"""The layout of PEFT, and adapters of strangers."""
+"""The layout of PEFT, adapters of strangers, and folders of sentence-transformers.
+
+`tests/test_other_tools.py` compares vectors.
+"""
 
 import json
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from etils import epath
 
-from dprjax.models import hub, peft
+from dprjax import load_backbone, load_prompt
+from dprjax.encoding.text_encoder import Encoder
+from dprjax.models import artifact, hub, prompt_folders
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.vector_spec import same_length
+from tests import other_tools
 from tests.refusals import refused
 
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
@@ -52,7 +59,7 @@ def read(tmp_path):
       tensors = {'prompt_embeddings': np.ones((4, 96), np.float32)}
     content = safetensors.numpy.save(tensors, metadata) if raw is None else raw
     (tmp_path / 'adapter_model.safetensors').write_bytes(content)
-    return peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
+    return prompt_folders.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
 
   return read
 
@@ -85,4 +92,24 @@ def test_pickles_are_not_loaded(tmp_path, read):
   (tmp_path / 'adapter_model.bin').write_bytes(b'x')
   backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), same_length(), {})
   with refused('adapter_model.safetensors'):
-    peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
+    prompt_folders.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
+
+
+@pytest.fixture(scope='module')
+def material(tmp_path_factory):
+  return other_tools.write(tmp_path_factory.mktemp('prompted'), 'bert')
+
+
+def test_a_folder_that_is_read_without_its_prompt_says_so(material, tmp_path, caplog):
+  prompt, backbone = load_prompt(material / 'plain.npz'), load_backbone(material / 'backbone')
+  prompt_folders.write_prompted(epath.Path(tmp_path), prompt, backbone)
+  Encoder.load(tmp_path, tmp_path)
+  assert caplog.messages == []
+  Encoder.load(tmp_path)
+  assert [str(tmp_path) in message for message in caplog.messages] == [True]
+
+
+def test_topics_are_not_expressed(tmp_path):
+  topics = artifact.Prompt({'kind': 'topic'}, {}, 'topics.npz')
+  with refused('topics.npz'):
+    prompt_folders.add_prompt(epath.Path(tmp_path), topics)

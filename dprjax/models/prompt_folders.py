@@ -1,10 +1,17 @@
-"""Reads and writes PEFT adapters without PyTorch.
+"""Prompts as folders of PEFT, read and written, and of sentence-transformers, without PyTorch.
 
     adapter_config.json         the method, and the shape of the backbone
     adapter_model.safetensors   the tensors, for instance prompt_embeddings [P, L * 2 * H]
 
 Each kind of adapter defines its PEFT format (`models.adapter.Peft`). Separate adapters for queries
 and passages are in the folders ``query`` and ``passage``.
+
+    modules.json                names PromptedTransformer as the transformer
+    dprjax_prompt.py            that class, in PyTorch
+    prompt.npz                  the prompt
+    config.json and so on       files of the backbone
+
+Loading such a folder runs its code: ``SentenceTransformer(DIR, trust_remote_code=True)``.
 """
 
 import contextlib
@@ -23,14 +30,15 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_object, read, read_json_object
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, weights
+from dprjax.models import artifact, hub, sentence, weights
 from dprjax.models.adapter import Kind
 from dprjax.models.family import Config
 from dprjax.models.hub import Backbone
-from dprjax.text.vector_spec import SIDES
+from dprjax.text.vector_spec import SIDES, of_meta
 
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'
+CODE = 'dprjax_prompt.py'
 _META = 'dprjax'  # key of the prompt meta in the metadata of the weights
 
 
@@ -73,12 +81,10 @@ def is_adapter(folder: PathLike) -> bool:
 
 
 def _sides(root: epath.Path) -> list[str]:
-  """The sides with an adapter; '' is one adapter for both."""
   return [side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
 
 
 def base_model(folder: PathLike) -> str | None:
-  """The backbone that an adapter names."""
   root = epath.Path(folder)
   path = files.regular_file(root / _sides(root)[0] / CONFIG, 'adapter')
   return read(path, 'adapter', _Named).base_model_name_or_path or None
@@ -170,3 +176,27 @@ def _read(folder: epath.Path, backbone: Backbone) -> _Found:
   text = metadata.get(_META)
   whole = {} if text is None else parse_object(text, f'{os.fspath(file)}, metadata {_META!r}')
   return _Found(kinds[named], arrays, meta, whole)
+
+
+def write_prompted(folder: epath.Path, prompt: artifact.Prompt, backbone: hub.Backbone) -> None:
+  """Fills a folder for sentence-transformers with a prompt and its frozen backbone."""
+  _code(prompt)
+  hub.copy_files(backbone, folder)
+  kept = sentence.tokenizer_keys(epath.Path(backbone.path))
+  sentence.write_folder(folder, backbone.config, backbone.params, of_meta(prompt.meta), kept)
+  add_prompt(folder, prompt)
+
+
+def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
+  code = _code(prompt)
+  modules = read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])
+  modules[0]['type'] = sentence.PROMPTED_TYPE
+  write_json(folder / 'modules.json', modules)
+  (folder / CODE).write_text(code)
+  artifact.save_prompt(folder / artifact.FILE, prompt)
+
+
+def _code(prompt: artifact.Prompt) -> str:
+  if prompt.kind.code is None:
+    raise artifact.unsupported(prompt, 'sentence-transformers')
+  return prompt.kind.code.read_text(encoding='utf-8')
