@@ -27,7 +27,7 @@ def main() -> None:
   )
   parser.add_argument('--backbone', default='qwen3-embedding-0.6b', help='a shape of dprjax.plan')
   args = parser.parse_args()
-  model = backbones.SHAPES[args.backbone]
+  model = backbones.named(args.backbone)
   layers = args.layers or model.num_layers
   if not options.accelerated():
     model = dataclasses.replace(model, vocab_size=1000)

@@ -3,7 +3,7 @@ import pytest
 from benchmarks import roofline
 from dprjax.planning import backbones
 
-LARGE = backbones.SHAPES['roberta-large']
+LARGE = backbones.named('roberta-large')
 
 
 @pytest.mark.parametrize(
