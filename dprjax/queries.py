@@ -56,9 +56,7 @@ class Server:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  corpus: str | None = flag(
-    'a corpus, a BEIR folder, a table, or a folder of documents', None, metavar='PATH'
-  )
+  corpus: str | None = flag('a corpus, a BEIR folder or a table', None, metavar='PATH')
   out: str = flag('the BEIR folder; with --run, the judgements')
   passages: int = flag('most passages to ask about', 2000, most=10**7)
   per_passage: int = flag('most queries of a passage', 3, most=100)

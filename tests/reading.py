@@ -123,17 +123,10 @@ def write_inputs(folder, backbone, cross_encoder):
   (folder / 'judged.tsv').symlink_to('qrels/test.tsv')
 
   texts = [said for _, said in PASSAGES.values()]
-  for name in ('documents', 'texts'):
-    for n in range(4):
-      write_lines(folder / name / f'{n}.txt', '\n\n'.join(texts[n::4]).splitlines())
+  for n in range(4):
+    write_lines(folder / 'texts' / f'{n}.txt', '\n\n'.join(texts[n::4]).splitlines())
   for name in ('text.txt', 'more.txt'):
     write_lines(folder / name, '\n\n'.join(texts).splitlines())
-  # Judged passages of the documents.
-  write_lines(
-    folder / 'mine' / 'queries.jsonl', ({'_id': k, 'text': said} for k, said in QUERIES.items())
-  )
-  judged = [f'q{4 * n}\t0.txt#{n}\t1' for n in range(6)]
-  write_lines(folder / 'mine' / 'qrels' / 'test.tsv', ['query-id\tcorpus-id\tscore', *judged])
   rows = [{'_id': key, 'text': said} for key, (_, said) in PASSAGES.items()]
   (folder / 'corpus').mkdir()
   pd.DataFrame(rows).to_parquet(folder / 'corpus' / 'part-0.parquet')

@@ -53,7 +53,7 @@ EXTRAS = {
 }
 
 # Extras whose packages are imported where they are needed.
-EXTRA = 'figures papers milvus qdrant pgvector serve tables tsne mteb hub-data documents'
+EXTRA = 'figures papers milvus qdrant pgvector serve tables tsne mteb hub-data'
 OPTIONAL = [requirement for extra in EXTRA.split() for requirement in EXTRAS[extra]]
 
 

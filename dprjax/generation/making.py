@@ -39,7 +39,7 @@ def make(
   """Asks ``server`` for queries of a sample of passages, and writes those that are usable.
 
   Args:
-    corpus: a corpus, a BEIR folder, a table, or a folder of documents.
+    corpus: a corpus, a BEIR folder or a table.
     folder: for corpus.jsonl, queries.jsonl and qrels/train.tsv.
     report: counts what is left out, and why.
     kept: the file of all answers, where an interrupted call goes on.

@@ -5,15 +5,11 @@ A folder gives
 
 1. its ``corpus`` file for passages or ``queries`` file for queries, as in a BEIR folder, or the
    ``collection.tsv`` of MS MARCO or the ``psgs_w100.tsv`` of DPR;
-2. else all its .jsonl, .csv, .tsv and .parquet files;
-3. else, for passages, all its documents (`dprjax.text.documents`).
-
-2 and 3 include subfolders, in the order of names.
+2. else all .jsonl, .csv, .tsv and .parquet files in it and its subfolders, in the order of names.
 """
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from etils import epath
 
@@ -30,20 +26,11 @@ OWN: dict[str, tuple[str, ...]] = {
     'psgs_w100.tsv',
   ),
 }
-DOCUMENTS = ('.txt', '.md', '.markdown', '.html', '.htm', '.pdf')
 
 _log = logging.getLogger(__name__)
 
 
-class Input(NamedTuple):
-  """A file, its path in the ids of its passages, and whether it is a document to cut."""
-
-  path: epath.Path
-  name: str
-  document: bool
-
-
-def find(given: files.PathLike, side: str) -> list[Input]:
+def find(given: files.PathLike, side: str) -> list[epath.Path]:
   """The files of an input, in their order.
 
   Args:
@@ -52,41 +39,35 @@ def find(given: files.PathLike, side: str) -> list[Input]:
   what = f'{side} file'
   path = epath.Path(given)
   if files.is_hub_name(given):
-    return [Input(path, '', False)]
+    return [path]
   if files.is_pattern(given):
     found = files.matching(given)
     if not found:
       raise InputError(f'{what} not found: no file matches {given}')
     for one in found:
       files.existing(one, what)
-    return [Input(one, one.name, _is_document(one, side)) for one in found]
+    return found
   path = files.existing(given, what)
   if not path.is_dir():
-    return [Input(path, path.name, _is_document(path, side))]
+    return [path]
   if own := variant(path, *OWN[side]):
-    return [Input(own, own.name, False)]
+    return [own]
   every = [one for one in _below(path) if not files.is_special(one) and not files.is_empty(one)]
   tables = [one for one in every if records.ending_of(one) in records.ENDINGS and not _about(one)]
-  texts = [] if tables or side == 'query' else [one for one in every if is_document(one)]
-  if left := len(every) - len(tables or texts):
+  if left := len(every) - len(tables):
     _log.info('%s: skipped %s of another kind', path, counted(left, 'files'))
-  if not tables and not texts:
+  if not tables:
     kinds = [f'.{ending}' for ending in records.ENDINGS if ending != 'json']
-    more = DOCUMENTS if side == 'passage' else ()
-    raise InputError(f'{path}: no {side} in this folder; expected {", ".join((*kinds, *more))}')
-  return [Input(one, str(one.relative_to(path)), not tables) for one in tables or texts]
+    raise InputError(f'{path}: no {side} in this folder; expected {", ".join(kinds)}')
+  return tables
 
 
 def check_again(paths: Iterable[files.PathLike], side: str, what: str) -> None:
   """Raises InputError, with ``what``, for an input that is missing or cannot be read again."""
   for path in paths:
     for one in find(path, side):
-      if not files.is_hub_name(one.path):
-        files.regular_file(one.path, what)
-
-
-def is_document(path: files.PathLike) -> bool:
-  return f'.{records.ending_of(path)}' in DOCUMENTS
+      if not files.is_hub_name(one):
+        files.regular_file(one, what)
 
 
 def variant(folder: epath.Path, *names: str) -> epath.Path | None:
@@ -95,16 +76,6 @@ def variant(folder: epath.Path, *names: str) -> epath.Path | None:
     folder / f'{name}{ending}' for name in names for ending in ('', *reading.COMPRESSED)
   )
   return next((path for path in candidates if path.exists()), None)
-
-
-def _is_document(path: epath.Path, side: str) -> bool:
-  """Whether a named file is cut into passages, unlike a .txt of columns."""
-  if side == 'query' or not is_document(path) or files.is_special(path):
-    return False
-  if records.ending_of(path) != 'txt':
-    return True
-  first = next(reading.read_lines(path, 'passage file'), (0, ''))[1]
-  return '\t' not in first
 
 
 def _about(path: epath.Path) -> bool:

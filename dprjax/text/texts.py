@@ -3,7 +3,6 @@
 | file | queries | passages |
 |---|---|---|
 | a table with names (`dprjax.text.records`) | columns by name | columns by name |
-| .md, .html, .pdf, .txt without tabs | | documents, cut by `dprjax.text.documents` |
 | other (MS MARCO) | id text | id text; id title text; or id url title body |
 
 `dprjax.text.inputs` says which files a folder or a pattern gives. `USUAL` has the default names
@@ -95,7 +94,7 @@ _POSITIONS: dict[str, list[tuple[str, ...]]] = {
 def read_entries(
   path: files.PathLike, side: str, columns: Mapping[str, str] | None = None, before: int = 0
 ) -> Iterator[Entry]:
-  """Yields the rows of a file that is no document; `Texts` also checks that ids are unique.
+  """Yields the rows of a file; `Texts` also checks that ids are unique.
 
   Args:
     before: the number of the first row, the id where there is no column of ids.
@@ -183,17 +182,16 @@ class Texts:
   def sha256(self) -> str:
     """SHA-256 of the file if the input is a single regular file, else of `digest`."""
     [first, *more] = self._inputs
-    if more or first.document or files.is_hub_name(first.path):
+    if more or files.is_hub_name(first):
       return digest(self)
-    return files.sha256_file(files.regular_file(first.path, f'{self.side} file'))
+    return files.sha256_file(files.regular_file(first, f'{self.side} file'))
 
   def entries(self) -> Iterator[Entry]:
     """The wanted texts with their titles and all other values."""
     ids, count = ManyIds(self.side), 0
     for one in self._inputs:
-      ids.begin(one.path, records.unit_of(one.path))
-      rows = _cut(one) if one.document else read_entries(one.path, self.side, self._columns, count)
-      for entry in rows:
+      ids.begin(one, records.unit_of(one))
+      for entry in read_entries(one, self.side, self._columns, count):
         count += 1
         if self._wanted is None or entry.record.id in self._wanted:
           if not self._unique:
@@ -203,15 +201,6 @@ class Texts:
     self._unique = True
     if not count:
       raise InputError(f'{self.path}: it has no {self.side}')
-
-
-def _cut(one: inputs.Input) -> Iterator[Entry]:
-  from dprjax.text import documents  # imports slow modules
-
-  for number, found in enumerate(documents.read_passages(one.path, one.name)):
-    where = f'{one.path}, passage {number}'
-    record = PassageRecord(check_id(found.id, where), found.title, found.text)
-    yield Entry(record, number, where, {}, {})
 
 
 def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:

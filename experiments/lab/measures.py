@@ -15,7 +15,7 @@ import scipy.stats
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.text.documents import split_sentences
+from dprjax.papers.condenser.segments import split_sentences
 from lab.mediawiki import Article, Section
 from lab.statistics import unit
 from lab.sts import Pair

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jaxtyping as jt
 import numpy as np
+import sentencex
 import tokenizers
 from etils import epath
 
@@ -35,7 +36,6 @@ from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.text import fingerprint, table, texts
-from dprjax.text.documents import paragraphs, split_sentences
 from dprjax.text.fields import check_id
 from dprjax.text.table import Integers
 from dprjax.text.tokenizing import Tokenizer
@@ -377,3 +377,20 @@ def _pack(ends: list[int], limit: int) -> list[tuple[int, list[int]]]:
     if len(last) == 1 and len(before) > 2 and last[0] - before[-2] <= limit:
       passages[-1] = before[-2], [before.pop(), *last]
   return passages
+
+
+def split_sentences(text: str, language: str = 'en') -> list[str]:
+  """The sentences of a text, with single spaces; a newline ends a sentence, and no words are lost.
+
+  ``language`` is an ISO 639 code; sentencex takes English rules for an unknown one.
+  """
+  spans = (
+    sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line)
+  )
+  return [' '.join(words) for words in spans if words]
+
+
+def paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+  """Joins numbered lines; a gap in the numbers is a blank line, which ends a paragraph."""
+  for _, block in itertools.groupby(enumerate(lines), key=lambda pair: pair[1][0] - pair[0]):
+    yield ' '.join(line.strip() for _, (_, line) in block)
