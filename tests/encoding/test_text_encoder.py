@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.base import mesh as meshes
 from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, hub, weights
@@ -173,16 +172,6 @@ def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
     )
     vectors = Encoder.load(minilm, path).encode(sentences)
     np.testing.assert_allclose(vectors, golden[f'{case}/embedding'], rtol=0, atol=2e-6)
-
-
-@pytest.mark.slow
-def test_a_mesh_splits_the_backbone(trained, prompt):
-  split = meshes.make_mesh({'fsdp': 4, 'model': 2})
-  one, parts = (Encoder.load(trained / 'backbone', prompt, mesh=mesh) for mesh in (None, split))
-  np.testing.assert_allclose(parts.encode(TEXTS), one.encode(TEXTS), rtol=0, atol=1e-5)
-  backbone = parts._groups['passage'][0].params[0]
-  kernel = backbone['layers']['mlp']['up']['kernel']
-  assert kernel.addressable_shards[0].data.nbytes == kernel.nbytes / 8
 
 
 def test_a_backbone_comes_to_its_devices_in_parts_of_its_own_type(trained, tmp_path, monkeypatch):
