@@ -2,16 +2,12 @@
 
 import functools
 import json
-import os
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
-from etils import epath
 
 from dprjax import Retriever, encode, load_prompt
-from dprjax.base import machine, outputs
 from dprjax.base.files import sha256_file
 from dprjax.encoding import codes, embedder, embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
@@ -280,36 +276,9 @@ def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('out', 'message'),
-  [
-    ('corpus.tsv', '--out'),
-    ('link', '--backbone'),
-    ('backbone/new', '--backbone'),
-    ('web', '--out'),
-    ('pipe', '--out'),
-    ('busy', '--out'),
-  ],
-)
-def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatch, out, message):
-  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'link').symlink_to('backbone')
-  (tmp_path / 'web').mkdir()
-  (tmp_path / 'web' / 'manifest.json').write_text('{"name": "app"}')
-  os.mkfifo(tmp_path / 'pipe')
-  before = _content(tmp_path)
-  flags = _plain(pathlib.Path(), 'x')
-  with outputs.hold(epath.Path('busy/.lock'), 'a test'):
-    result = command(encode, *flags, f'--out={out}')
-  command_refused(result, message)
-  assert _content(tmp_path) == before and not (tmp_path / 'busy').exists()
-
-
-@pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (['--max_length=513'], ('passage_max_length', '513')),
-    (['--batch_size=16'], ('16', '32')),
     (['--input=spaces.tsv'], ('a b', 'row 2', 'spaces.tsv')),
   ],
 )
@@ -317,7 +286,6 @@ def test_nothing_is_left_of_a_command_that_fails(
   command, encoded, tmp_path, monkeypatch, flags, message
 ):
   monkeypatch.chdir(encoded)
-  monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**17)
   (encoded / 'spaces.tsv').write_text('x\tone\na b\ttwo\n')
   command_refused(command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/a/b', *flags), message)
   assert list(tmp_path.iterdir()) == []

@@ -359,24 +359,6 @@ def test_a_killed_host_ends_the_others_and_the_run_ends_with_the_same_bits(
 # The launcher.
 
 
-def test_the_launcher_passes_on_what_is_said_and_how_it_ends(tmp_path):
-  script = tmp_path / 'script.py'
-  script.write_text(
-    'import os, sys\n'
-    'print("I am", os.environ["DPRJAX_PROCESS"], "of", os.environ["DPRJAX_PROCESSES"], '
-    'sys.argv[1:], file=sys.stderr)\n'
-    'print(os.environ["XLA_FLAGS"].split()[-1], end="")\nsys.exit(3 * '
-    '(os.environ["DPRJAX_PROCESS"] == "1"))\n'
-  )
-  pod = Pod(3, 5, script, '--processes=9', 'x')
-  status, said = pod.end(30)
-  assert status == 3
-  lines = ("I am {} of 3 ['--processes=9', 'x']", '--xla_force_host_platform_device_count=5')
-  assert sorted(said.splitlines()) == sorted(
-    f'[{i}] {line.format(i)}' for i in range(3) for line in lines
-  )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
 def test_the_launcher_leaves_no_orphans(tmp_path, number):

@@ -103,15 +103,6 @@ def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message):
     list((read_jsonl if b'{' in content else reading.read_lines)(tmp_path / 'a'))
 
 
-def test_carriage_returns_end_the_lines_of_a_file_without_newlines(tmp_path):
-  (tmp_path / 'mac').write_bytes(b'one\r\rthree\r')
-  assert list(reading.read_lines(tmp_path / 'mac')) == [(1, 'one'), (3, 'three')]
-  assert list(reading.read_lines(tmp_path / 'mac', blank=True))[1:2] == [(2, '')]
-  (tmp_path / 'mac').write_bytes(b'{"a": 1}\r[]\r')
-  with refused('mac', 'line 2'):
-    list(reading.read_records(tmp_path / 'mac', 'file', dict))
-
-
 def test_a_value_of_another_type_is_named_by_file_and_key(tmp_path):
   class Inner(msgspec.Struct):
     size: int

@@ -136,18 +136,6 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
 
 
 @pytest.mark.slow
-def test_mixed_arithmetic_rounds_what_is_multiplied(trained, prompt):
-  exact = Encoder.load(trained / 'backbone', prompt=prompt)
-  mixed = Encoder.load(trained / 'backbone', prompt=prompt, dtype='mixed')
-  assert (exact.dtype, mixed.dtype) == ('float32', 'mixed')
-  some = TEXTS[:8]
-  theirs, ours = exact.encode(some), mixed.encode(some)
-  assert ours.dtype == np.float32
-  off = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
-  assert (off > 1e-5).all() and (off < 0.03).all()
-
-
-@pytest.mark.slow
 def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
   with np.load(pathlib.Path(__file__).parents[1] / 'golden/minilm.npz', allow_pickle=False) as npz:
     golden = dict(npz)
