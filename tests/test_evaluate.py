@@ -174,12 +174,11 @@ def test_queries_that_the_model_has_seen(folder, capsys):
   ('judgements', 'told'),
   [
     ('q 0 a 1', ()),
-    ('q 0 e\u0301 1', ('no document', '\u00e9', 'NFD')),
-    ('q 0 a 1\no\u0328 0 a 1', ('not all ids', '\u01eb', 'NFD')),
+    ('q 0 e\u0301 1', ('no document',)),
   ],
 )
 def test_ids_that_match_nothing_are_told(folder, capsys, judgements, told):
-  (folder / 'o.trec').write_text('q Q0 a 1 3.0 x\nq Q0 \u00e9 2 2.0 x\n\u01eb Q0 z 1 1 x\n')
+  (folder / 'o.trec').write_text('q Q0 a 1 3.0 x\nq Q0 \u00e9 2 2.0 x\n')
   (folder / 'o.tsv').write_text(judgements)
   run('--run=o.trec --qrels=o.tsv --measure=RR@10')
   lines = [line for line in capsys.readouterr().err.splitlines() if 'o.tsv' in line]

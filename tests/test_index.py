@@ -17,7 +17,6 @@ from etils import epath
 from dprjax import Retriever, engines, index, search
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
-from dprjax.encoding import codes
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.engines import storing
 from dprjax.retrieval import exact
@@ -74,32 +73,6 @@ def test_an_engine_takes_a_retriever(folder, trained, prompt, command):
       for query, hits in zip(expected.queries, expected, strict=True)
     }
   assert 'q3' not in documents()['q3']
-
-
-@pytest.mark.slow
-def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
-  for name, vectors, changes in (
-    ('int8', PASSAGES, {'dtype': 'int8'}),
-    ('short', codes.cut(PASSAGES, 4, True), {}),
-  ):
-    write_embeddings(name, IDS, vectors, **changes)
-    to = ('--uri=milvus:index.db', f'--collection={name}')
-    status, said = command(index, *to, f'--upsert={name}')
-    assert status == 0
-    assert ('8 bits' in said) == (name == 'int8')
-
-  def search_in(name, *flags):
-    flags = (f'--collection={name}', '--uri=milvus:index.db', '--out=run.trec', '--k=10', *flags)
-    return command(search, *flags)
-
-  assert search_in('int8', '--queries=queries')[0] == 0
-  values = load_embeddings('int8').vectors()
-  assert list(documents().values()) == expected(QUERIES, values, IDS, 10)
-  status, said = search_in('short', '--queries=queries')
-  assert status == 2 and 'dimension 4 and 8; encode both with the same --dimensions, or' in said
-  assert search_in('short', '--queries=queries', '--dimensions=4')[0] == 0
-  short = [codes.cut(vectors, 4, True) for vectors in (QUERIES, PASSAGES)]
-  assert list(documents().values()) == expected(*short, IDS, 10)
 
 
 def test_fill_search_change(folder, command, write_embeddings):

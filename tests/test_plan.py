@@ -6,7 +6,6 @@ import pytest
 
 from dprjax import plan
 from dprjax.planning import compiling, programs, tables, targets
-from tests.refusals import command_refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = f'--config={ROOT}/configs/dptdr.py:local'
@@ -67,20 +66,6 @@ def test_a_compiler_that_crashed_is_a_row():
 
   found = plan.plan([CONFIG], targets.parse('v5e:2x4'), crashing, forward=False)
   assert tables.table(found)[1] == [['fits', 'not known'], ['why not', 'ended with SIGABRT']]
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'message'),
-  [
-    ([], '--target'),
-    (['--target=v5e'], 'topology'),
-    (['--target=cpu', '--config=nonesuch.py'], 'nonesuch.py'),
-    (['--target=cpu', '--config.backbone.path=nonesuch'], 'config.backbone.path'),
-  ],
-)
-def test_input_that_cannot_be_used_is_one_line(arguments, message, command, tmp_path):
-  given = [] if any(word.startswith('--config=') for word in arguments) else [CONFIG]
-  command_refused(command(plan, *given, *arguments), message)
 
 
 @pytest.mark.slow

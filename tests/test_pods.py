@@ -359,24 +359,6 @@ def test_a_killed_host_ends_the_others_and_the_run_ends_with_the_same_bits(
 # The launcher.
 
 
-def test_the_launcher_passes_on_what_is_said_and_how_it_ends(tmp_path):
-  script = tmp_path / 'script.py'
-  script.write_text(
-    'import os, sys\n'
-    'print("I am", os.environ["DPRJAX_PROCESS"], "of", os.environ["DPRJAX_PROCESSES"], '
-    'sys.argv[1:], file=sys.stderr)\n'
-    'print(os.environ["XLA_FLAGS"].split()[-1], end="")\nsys.exit(3 * '
-    '(os.environ["DPRJAX_PROCESS"] == "1"))\n'
-  )
-  pod = Pod(3, 5, script, '--processes=9', 'x')
-  status, said = pod.end(30)
-  assert status == 3
-  lines = ("I am {} of 3 ['--processes=9', 'x']", '--xla_force_host_platform_device_count=5')
-  assert sorted(said.splitlines()) == sorted(
-    f'[{i}] {line.format(i)}' for i in range(3) for line in lines
-  )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
 def test_the_launcher_leaves_no_orphans(tmp_path, number):
@@ -390,15 +372,3 @@ def test_the_launcher_leaves_no_orphans(tmp_path, number):
   status, _ = pod.end(30)
   assert status in (128 + number, -signal.SIGKILL)
   wait_for(lambda: not any(pathlib.Path(f'/proc/{pid}').exists() for pid in pids), 10)
-
-
-@pytest.mark.slow
-def test_the_launcher_ends_those_that_go_on_after_one_ended_badly(tmp_path):
-  script = tmp_path / 'script.py'
-  script.write_text(
-    'import os, time\nif os.environ["DPRJAX_PROCESS"] == "0": os.kill(os.getpid(), '
-    '11)\ntime.sleep(600)\n'
-  )
-  began = time.monotonic()
-  assert Pod(2, 1, script, grace=1).end(30)[0] == 128 + signal.SIGSEGV
-  assert time.monotonic() - began < 15

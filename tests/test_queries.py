@@ -14,7 +14,7 @@ import pytest
 import generation
 from dprjax import queries
 from dprjax.base.counts import ReadReport
-from dprjax.generation import endpoint, making, prompts
+from dprjax.generation import endpoint, making
 from dprjax.generation.prompts import Request
 from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
@@ -172,30 +172,6 @@ def test_no_redirect_takes_the_key_along(folder, server):
   other.server_close()
 
 
-@pytest.mark.parametrize(
-  'failure, words',
-  [
-    ((200, {'choices': []}, ()), ('--endpoint', 'choices')),
-    ((404, {'error': 'no such model'}, ()), ('--endpoint', '404', '--model')),
-  ],
-)
-def test_odd_answers_of_a_server(server, failure, words):
-  server.failures += [failure]
-  with refused(*words):
-    list(endpoint.ask(endpoint.Server(server.url, 'm', {}), [Request('p0', 'x', 'k')], 1))
-
-
-def test_a_server_that_stays_busy_is_given_up(server):
-  server.failures += [(500, {}, ())] * 3
-  waited = []
-  asked = endpoint.ask(
-    endpoint.Server(server.url, 'm', {}, retries=2), [Request('p0', 'x', 'k')], 1, waited.append
-  )
-  with refused('--endpoint', '500', '3'):
-    list(asked)
-  assert len(waited) == 2 and 0.5 <= waited[0] <= 1.5 and 1 <= waited[1] <= 3
-
-
 def test_a_template_and_examples_of_the_task(folder, command, server):
   flags = ('--corpus=corpus.jsonl', '--out=made', f'--endpoint={server.url}', '--model=m')
   (folder / 'template.txt').write_text(
@@ -282,13 +258,3 @@ def test_after_a_kill_the_same_command_asks_the_rest_and_writes_the_same_bytes(
   assert contents(folder / 'killed') == contents(folder / 'whole')
   assert not [path for path in folder.iterdir() if path.name.startswith('.')]
   assert {one['id'] for one in lines(kept)} == {row['_id'] for row in ROWS}
-
-
-def test_prompts_are_keyed_by_all_that_decides_an_answer():
-  keys = {
-    prompts.key_of('p', 'm', {'a': 1}),
-    prompts.key_of('q', 'm', {'a': 1}),
-    prompts.key_of('p', 'n', {'a': 1}),
-    prompts.key_of('p', 'm', {'a': 2}),
-  }
-  assert len(keys) == 4

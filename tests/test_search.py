@@ -119,16 +119,6 @@ def test_without_scann_the_search_is_exact(folder, monkeypatch, capsys):
   assert json.loads((folder / 'run.trec.json').read_text())['index'] == 'exact'
 
 
-def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
-  flags = ['--corpus=corpus', '--queries=queries', '--out=run.trec', '--drop_same_id=true']
-  search.main(flags)
-  found = documents()
-  assert [len(found[f'q{i}']) for i in range(12)] == [500, 500, 500, 499] + [500] * 8
-  search.main([*flags, '--k=499'])
-  assert {len(ranking) for ranking in documents().values()} == {499}
-  assert 'q3' not in documents()['q3']
-
-
 @needs_scann
 def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   flags = ['--corpus=corpus', '--queries=queries', '--index_dir=index', '--k=20']

@@ -107,15 +107,6 @@ def test_an_output_that_is_an_input_is_refused(go, folder, name, flag):
   assert content(folder) == before
 
 
-@pytest.mark.parametrize('name', COMMANDS)
-def test_outputs_that_cannot_be_written(go, folder, name):
-  (folder / 'inner').mkdir()
-  before = content(folder)
-  for out, named in (('inner', 'inner'), ('run.trec/out', 'run.trec'), ('/sys/out', '/sys')):
-    command_refused(go(name, out=out), named)
-    assert content(folder) == before
-
-
 @pytest.mark.parametrize(('name', 'flag'), INPUTS)
 def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
   path = COMMANDS[name][1][flag]
@@ -139,16 +130,6 @@ def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
   thread.join()
 
 
-def test_a_run_with_results_beside_it_is_a_file(go):
-  command_refused(go('rerank', out='/dev/null'), '--out', '/dev/null')
-  assert not os.path.lexists('/dev/null.parts')
-
-
-def test_a_pipe_cannot_be_two_inputs(go, folder):
-  os.mkfifo(folder / 'pipe')
-  command_refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe')
-
-
 def sound(text):
   """With a byte-order mark, carriage returns and blank lines, and no newline at the end."""
   return b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n \r\n').rstrip()
@@ -166,15 +147,6 @@ def test_files_of_other_editors_are_read_alike(go, folder, name, flag):
   assert status == 0, errors
   found = (folder / COMMANDS[name][2]).read_bytes()
   assert found.replace(b'other-', b'') == whole  # a report names its file
-
-
-@pytest.mark.parametrize(('name', 'flag'), INPUTS)
-def test_folders_and_what_is_not_there(go, folder, name, flag):
-  (folder / 'inner').mkdir()
-  before = content(folder)
-  for path in ('inner', 'lost'):
-    command_refused(go(name, **{flag: path}), path)
-    assert content(folder) == before
 
 
 @pytest.mark.parametrize(

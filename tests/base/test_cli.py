@@ -1,6 +1,4 @@
 import dataclasses
-import io
-import logging
 import os
 import signal
 import subprocess
@@ -8,7 +6,7 @@ import sys
 
 import pytest
 
-from dprjax.base import cli, errors, flags, progress
+from dprjax.base import cli, errors, flags
 from dprjax.text import fields
 
 
@@ -86,19 +84,3 @@ def test_messages_hide_secrets(capsys):
   err = capsys.readouterr().err
   assert err.count('http://me:***@host?token=***&a=b: wrong') == 2
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize('terminal', [True, False])
-def test_the_next_line_replaces_a_line_of_progress_only_in_a_terminal(terminal, monkeypatch):
-  class Stream(io.StringIO):
-    def isatty(self):
-      return terminal
-
-  monkeypatch.setattr(sys, 'stderr', stream := Stream())
-  monkeypatch.setattr(logging.getLogger('dprjax'), 'handlers', [])
-  monkeypatch.setattr(logging.getLogger('dprjax'), 'propagate', True)
-  cli.speak()
-  for text, extra in (('a', None), ('1', progress.PASSING), ('2', progress.PASSING), ('b', None)):
-    logging.getLogger('dprjax').info(text, extra=extra)
-  up = '\x1b[1A\x1b[J' if terminal else ''
-  assert stream.getvalue() == f'a\n1\n{up}2\n{up}b\n'

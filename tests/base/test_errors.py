@@ -87,15 +87,3 @@ def test_a_fault_after_an_interrupt_is_the_interrupt(monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     errors.raise_interrupt()
   assert errors.explain(lost) == errors.explain(KeyboardInterrupt())
-
-
-def test_a_trail_names_lines_and_no_message():
-  def divide(number):
-    return number / 0
-
-  with pytest.raises(ZeroDivisionError) as caught:
-    divide(1)
-  lines = [frame.lineno for frame in caught.traceback]
-  expected = ' > '.join(f'test_errors.py:{line + 1}' for line in lines)
-  assert errors.trail(caught.value) == f'ZeroDivisionError at {expected}'
-  assert errors.trail(ValueError('a text')) == 'ValueError at '

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dprjax.base import files, reading
+from dprjax.base import files
 from tests.refusals import refused
 
 
@@ -55,13 +55,6 @@ def test_a_folder_is_replaced_or_put_back(tmp_path):
   assert list(tmp_path.iterdir()) == [final]
 
 
-@pytest.mark.parametrize('name', ['a\0b', 'a' * 300])
-def test_names_that_no_file_has(name):
-  for read in (files.existing, files.regular_file):
-    with refused('text'):
-      read(name, 'text')
-
-
 @pytest.mark.parametrize('scheme', ['file', 'HTTP'])
 def test_addresses_are_neither_read_nor_written(scheme):
   path = f'{scheme}://host/corpus.jsonl'
@@ -83,19 +76,3 @@ def test_an_open_file_is_written_to_where_it_is(tmp_path):
   assert not files.is_stream(tmp_path / 'log') and files.is_stream('/dev/null')
   with pytest.raises(OSError, match='Bad file descriptor'), files.atomic_write('/dev/fd/98765'):
     pass
-
-
-def test_a_path_that_is_no_utf8_is_written_to_json(tmp_path):
-  files.write_json(tmp_path / 'a.json', {'path': 'caf\udce9.trec'})
-  assert reading.read_json_object(tmp_path / 'a.json') == {'path': 'caf?.trec'}
-
-
-def test_pipes_are_refused_where_one_reading_is_not_enough():
-  with refused('text', '/dev/null'):
-    files.regular_file('/dev/null', 'text')
-
-
-def test_nothing_is_written_that_json_does_not_have(tmp_path):
-  with pytest.raises(ValueError, match='JSON'):
-    files.write_json(tmp_path / 'a.json', {'a': float('nan')})
-  assert not list(tmp_path.iterdir())

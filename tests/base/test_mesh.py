@@ -39,11 +39,6 @@ def test_kernels_are_split_unless_their_size_cannot_be_divided():
   }
 
 
-def test_a_name_that_no_sharding_rule_covers_is_an_error():
-  with refused('topic/bank'):
-    meshes.param_shardings(meshes.make_mesh({'data': -1}), {'topic/bank': np.zeros(3)})
-
-
 def test_put_batch_splits_rows_and_put_follows_the_sharding():
   mesh = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   rows = np.arange(16).reshape(8, 2)
@@ -68,12 +63,3 @@ def test_put_batch_splits_rows_and_put_follows_the_sharding():
 )
 def test_batch_ranks(processes, devices, sizes, expected):
   assert meshes.batch_ranks(np.repeat(np.arange(processes), devices).reshape(sizes)) == expected
-
-
-def test_a_model_that_ends_within_a_process_is_an_error():
-  with refused('config.mesh.model', '3'):
-    meshes.batch_ranks(np.repeat(np.arange(3), 2).reshape(2, 1, 3))
-
-
-def test_one_process_reads_the_whole_batch():
-  assert meshes.batch_rank(meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})) == (0, 1)

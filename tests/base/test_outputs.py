@@ -3,7 +3,6 @@ import os
 import signal
 
 import pytest
-from etils import epath
 
 from dprjax.base import outputs
 from tests.refusals import refused
@@ -73,12 +72,6 @@ def test_a_folder_that_would_harm_an_input_is_refused(tmp_path, inputs, out, mes
   assert content(tmp_path) == before
 
 
-def test_devices_are_taken():
-  with outputs.claim('/dev/null', {'--run': '/dev/null'}):
-    outputs.write_report('/dev/null', {'a': 1})
-  assert not os.path.lexists('/dev/null.json')
-
-
 def test_leftovers_of_killed_commands_are_removed_and_others_are_not(tmp_path):
   left = ('.run.0123abcd.tmp', '.run.json.0123abcd.tmp')
   others = ('.run.trec.0123abcd.tmp', '.runs.0123abcd.tmp', 'run.0123abcd.tmp')
@@ -123,31 +116,12 @@ def test_two_commands_do_not_write_one_output_and_a_killed_one_does_not_block_it
   assert [path.name for path in tmp_path.rglob('*')] == ['out'] * grows
 
 
-def test_a_folder_in_which_nothing_is_written_does_not_stay(tmp_path):
-  path = tmp_path / 'runs' / 'mine'
-  with pytest.raises(ZeroDivisionError):  # noqa: SIM117
-    with outputs.claim_folder(path, {}, what='a run', ours=lambda folder: True, grows=True):
-      assert path.is_dir()
-      raise ZeroDivisionError
-  assert not list(tmp_path.iterdir())
-
-
 def test_remote_outputs_are_compared_by_name():
   inputs = {'--corpus': 'gs://bucket/data/corpus.jsonl', '--backbone': 'gs://bucket/model/'}
   for out in ('gs://bucket/data', 'gs://bucket/model', 'gs://bucket/model/prompt.npz'):
     with refused('--out'):
       outputs.check_apart(out, inputs)
   outputs.check_apart('gs://bucket/models', inputs)
-
-
-def test_leftovers_are_removed_unless_somebody_writes(tmp_path):
-  left = tmp_path / '.a.12345678.tmp'
-  left.touch()
-  with outputs.hold(epath.Path(tmp_path / '.a.lock'), 'a test'):
-    outputs.clear(tmp_path / 'a')
-    assert left.exists()
-  outputs.clear(tmp_path / 'a')
-  assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -178,12 +152,6 @@ def test_an_input_that_is_missing_is_no_output_either(tmp_path, monkeypatch):
   with refused('--out=new', '--run=./new'):
     outputs.check_apart('new', {'--run': './new', '--corpus': 'a\0b'})
   outputs.check_apart('org/model/prompt.npz', {'--backbone': 'org/model'})  # a hub id
-
-
-def test_a_folder_of_the_name_of_a_report(tmp_path):
-  (tmp_path / 'out.json').mkdir()
-  with refused('out.json'), outputs.claim(tmp_path / 'out', {}):
-    pass
 
 
 def test_a_report_is_an_output_too(tmp_path, monkeypatch):

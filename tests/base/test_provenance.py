@@ -61,14 +61,6 @@ def test_a_record_cannot_have_another_file_read(folder, tmp_path, name):
     kept(folder)
 
 
-def test_marks(tmp_path):
-  assert provenance.read_mark(tmp_path) == {}
-  provenance.write_mark(tmp_path, 'dprjax.papers', seed=3)
-  assert provenance.read_mark(tmp_path)['format'] == 'dprjax.papers'
-  (tmp_path / provenance.MARK).write_text('theirs')
-  assert provenance.read_mark(tmp_path) == {}
-
-
 def test_files_are_known_by_size_time_and_content(tmp_path):
   path = epath.Path(tmp_path) / 'a'
   path.write_text('one')

@@ -1,14 +1,12 @@
 import bz2
 import gzip
 import lzma
-import os
-import threading
 from typing import Any
 
 import msgspec
 import pytest
 
-from dprjax.base import files, reading
+from dprjax.base import reading
 from tests.refusals import refused
 
 
@@ -32,27 +30,6 @@ def test_lines_are_numbered_and_decompressed(tmp_path, ending, pack):
   with reading.open_bytes(path) as (file, fraction):
     file.read()
     assert fraction() == 1
-
-
-def test_a_pipe_is_read_whole(tmp_path):
-  path = tmp_path / 'pipe'
-  os.mkfifo(path)
-  text = '0123456789\n' * 20_000
-  for read in (
-    lambda: ''.join(f'{line}\n' for _, line in reading.read_lines(files.existing(path, 'text'))),
-    lambda: _read_bytes(path),
-  ):
-    thread = threading.Thread(target=path.write_text, args=(text,))
-    thread.start()
-    assert read() == text
-    thread.join()
-
-
-def _read_bytes(path):
-  with reading.open_bytes(path) as (file, fraction):
-    text = file.read().decode()
-    assert fraction() == 0
-    return text
 
 
 @pytest.mark.parametrize(
@@ -124,20 +101,6 @@ def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message):
   (tmp_path / 'a').write_bytes(content)
   with refused(message):
     list((read_jsonl if b'{' in content else reading.read_lines)(tmp_path / 'a'))
-
-
-def test_a_newline_alone_ends_a_line(tmp_path):
-  (tmp_path / 'a').write_bytes(b'one\rtwo\r\nth\xe2\x80\xa8ree\x0c\n')
-  assert list(reading.read_lines(tmp_path / 'a')) == [(1, 'one\rtwo'), (2, 'th\u2028ree\x0c')]
-
-
-def test_carriage_returns_end_the_lines_of_a_file_without_newlines(tmp_path):
-  (tmp_path / 'mac').write_bytes(b'one\r\rthree\r')
-  assert list(reading.read_lines(tmp_path / 'mac')) == [(1, 'one'), (3, 'three')]
-  assert list(reading.read_lines(tmp_path / 'mac', blank=True))[1:2] == [(2, '')]
-  (tmp_path / 'mac').write_bytes(b'{"a": 1}\r[]\r')
-  with refused('mac', 'line 2'):
-    list(reading.read_records(tmp_path / 'mac', 'file', dict))
 
 
 def test_a_value_of_another_type_is_named_by_file_and_key(tmp_path):

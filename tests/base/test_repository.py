@@ -32,12 +32,6 @@ def test_names(text, expected):
   assert repository.parse(text) == (None if expected is None else repository.Reference(*expected))
 
 
-def test_only_a_commit_pins():
-  assert repository.Reference('a/b', COMMIT).pinned
-  assert not repository.Reference('a/b', 'v1').pinned and not repository.Reference('a/b').pinned
-  assert str(repository.Reference('a/b', 'v1')) == 'a/b@v1'
-
-
 @pytest.fixture
 def folder(tmp_path):
   made = tmp_path / 'made'

@@ -22,14 +22,6 @@ def test_the_first_rule_that_matches_the_whole_name_wins():
   assert tree.first_match(rules, NAMES, 'x') == dict(zip(NAMES, (1, 2, 3), strict=True))
 
 
-def test_trainable_expressions_name_what_is_live():
-  assert tree.trainable_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
-  assert tree.trainable_names(['prompt/.*', '.*bias'], NAMES) == {
-    'prompt/prefix',
-    'backbone/layers/query/bias',
-  }
-
-
 @pytest.mark.parametrize(
   ('patterns', 'message'),
   [
@@ -40,8 +32,3 @@ def test_trainable_expressions_name_what_is_live():
 def test_a_typing_error_in_trainable_is_an_error(patterns, message):
   with refused('config.trainable', message):
     tree.trainable_names(patterns, NAMES)
-
-
-def test_count_and_bytes():
-  assert tree.count(TREE) == 13
-  assert tree.nbytes(TREE) == 9 * 4 + 4 * 2

@@ -1,7 +1,6 @@
 """Codes of vectors, and vectors that are cut."""
 
 import numpy as np
-import pytest
 
 from dprjax.encoding import codes
 
@@ -32,13 +31,6 @@ def test_one_bit_is_the_side_of_the_mean():
   spread = np.abs(VECTORS - mean).mean(axis=0)
   expected = mean + spread * np.sign(VECTORS - mean)
   np.testing.assert_allclose(codes.decode(stored, code), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize('dtype', codes.LEVELS)
-def test_a_dimension_that_is_always_the_same(dtype):
-  vectors = np.full((3, 2), 0.25, np.float32)
-  code = codes.Code(dtype, codes.calibrate(vectors, dtype))
-  np.testing.assert_array_equal(codes.decode(codes.encode(vectors, code), code), vectors)
 
 
 def test_cut_vectors_have_unit_length_where_whole_ones_have():

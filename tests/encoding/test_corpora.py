@@ -39,14 +39,6 @@ def test_the_index_of_pandas_has_the_ids():
   assert len(corpora.passages(twice.reset_index(drop=True))) == 4
 
 
-@pytest.mark.parametrize(
-  'corpus', [[{'body': 'lift', 'content': 'wing'}], {'body': [], 'content': []}]
-)
-def test_two_columns_that_could_be_the_text_are_refused(corpus):
-  with refused('corpus', 'body', 'content', 'columns'):
-    corpora.passages(corpus)
-
-
 def test_columns_are_named():
   table = {'nr': [7], 'satz': ['lift'], 'text': ['no']}
   for found in (table, pa.table(table), pa.table(table).to_pylist()):
@@ -67,13 +59,6 @@ def test_columns_are_named():
 def test_ids(corpus):
   assert corpora.passages(corpus) == [('a', 'Wings lift'), ('b', 'drag')]
   assert corpora.texts(corpus) == JOINED
-
-
-def test_texts_alone_need_no_ids():
-  rows = [{'_id': float('nan'), 'text': 'lift'}] * 2
-  assert corpora.texts(rows) == ['lift', 'lift']
-  with refused('corpus', '0'):
-    corpora.passages(rows)
 
 
 @pytest.mark.parametrize(

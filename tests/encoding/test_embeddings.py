@@ -118,18 +118,6 @@ def test_codes(tmp_path, dtype):
   np.testing.assert_array_equal(short.take(np.array([3])), codes.cut(expected, 2, True)[3:4])
 
 
-def test_the_first_numbers_alone(tmp_path):
-  fill(tmp_path)
-  found = load_embeddings(tmp_path)
-  assert found.cut(None, '--corpus') is found.cut(3, '--corpus') is found
-  short = found.cut(2, '--corpus')
-  assert short.meta.dimension == 2 and short.ids == found.ids
-  assert short.fingerprint != found.fingerprint == found.sha256 == short.sha256
-  np.testing.assert_array_equal(short.vectors(), codes.cut(VECTORS, 2, True))
-  with refused('--corpus', '--dimensions=4'):
-    found.cut(4, '--corpus')
-
-
 def test_continues_where_it_stopped(tmp_path):
   folder = tmp_path / 'e'
   assert fill(folder, stop_after=2) == [0, 1]
@@ -289,13 +277,6 @@ def test_a_folder_of_another_model_is_kept(tmp_path, change):
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_of_something_else_is_kept(tmp_path):
-  (tmp_path / 'thesis.tex').write_text('years of work')
-  with refused(tmp_path):
-    fill(tmp_path)
-  assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
-
-
 @pytest.mark.parametrize(
   'ids, message',
   [
@@ -360,14 +341,6 @@ def test_several_processes_fill_one_folder(tmp_path):
     for name in ('one', 'many')
   )
   assert one == many and 'manifest.json' in one
-
-
-def test_several_processes_verify_other_files_each(tmp_path):
-  fill(tmp_path)
-  damage(tmp_path / 'embeddings-00001-of-00003.npy')
-  assert len(load_embeddings(tmp_path, process=0, processes=2)) == 5
-  with refused('embeddings-00001'):
-    load_embeddings(tmp_path, process=1, processes=2)
 
 
 KILLED = """

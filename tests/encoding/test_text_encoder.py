@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.base import mesh as meshes
 from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, hub, weights
@@ -137,18 +136,6 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
 
 
 @pytest.mark.slow
-def test_mixed_arithmetic_rounds_what_is_multiplied(trained, prompt):
-  exact = Encoder.load(trained / 'backbone', prompt=prompt)
-  mixed = Encoder.load(trained / 'backbone', prompt=prompt, dtype='mixed')
-  assert (exact.dtype, mixed.dtype) == ('float32', 'mixed')
-  some = TEXTS[:8]
-  theirs, ours = exact.encode(some), mixed.encode(some)
-  assert ours.dtype == np.float32
-  off = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
-  assert (off > 1e-5).all() and (off < 0.03).all()
-
-
-@pytest.mark.slow
 def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
   with np.load(pathlib.Path(__file__).parents[1] / 'golden/minilm.npz', allow_pickle=False) as npz:
     golden = dict(npz)
@@ -173,16 +160,6 @@ def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
     )
     vectors = Encoder.load(minilm, path).encode(sentences)
     np.testing.assert_allclose(vectors, golden[f'{case}/embedding'], rtol=0, atol=2e-6)
-
-
-@pytest.mark.slow
-def test_a_mesh_splits_the_backbone(trained, prompt):
-  split = meshes.make_mesh({'fsdp': 4, 'model': 2})
-  one, parts = (Encoder.load(trained / 'backbone', prompt, mesh=mesh) for mesh in (None, split))
-  np.testing.assert_allclose(parts.encode(TEXTS), one.encode(TEXTS), rtol=0, atol=1e-5)
-  backbone = parts._groups['passage'][0].params[0]
-  kernel = backbone['layers']['mlp']['up']['kernel']
-  assert kernel.addressable_shards[0].data.nbytes == kernel.nbytes / 8
 
 
 def test_a_backbone_comes_to_its_devices_in_parts_of_its_own_type(trained, tmp_path, monkeypatch):

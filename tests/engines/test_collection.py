@@ -7,7 +7,6 @@ A stand-in over HTTP: a server of Qdrant.
 import contextlib
 import functools
 import importlib.util
-import sys
 import tempfile
 import traceback
 
@@ -232,12 +231,6 @@ def test_payloads_and_conditions(engine):
   made.drop()
 
 
-@pytest.mark.parametrize('text', ['lang', 'year>=old', 'vector=1'])
-def test_what_is_no_condition(text):
-  with refused(repr(text)):
-    engines.parse_condition(text)
-
-
 def test_conditions_are_read():
   assert engines.parse_condition('a="1",b') == Condition('a', '=', ('1', 'b'))
   assert engines.parse_condition('a=1,true,x y') == Condition('a', '=', (1, True, 'x y'))
@@ -351,11 +344,3 @@ def test_a_server_with_a_key_and_a_full_disk(monkeypatch):
       made.flush()
       assert len(made) == 301
     assert 'hunter2' not in str(info.value)
-
-
-def test_without_the_extra(monkeypatch, tmp_path):
-  monkeypatch.setitem(sys.modules, 'milvus_lite', None)
-  with pytest.raises(ModuleNotFoundError) as info:
-    engines.connect(f'milvus:{tmp_path}/index.db', new=True)
-  assert 'dprjax[milvus]' in errors.explain(info.value)[1]
-  assert list(tmp_path.iterdir()) == []

@@ -94,15 +94,6 @@ def test_split_weights_are_gathered_layer_by_layer_and_their_gradients_scattered
   assert held['optimizer'] == pytest.approx(2 * held['trained'], abs=64)
 
 
-@needs_libtpu
-@pytest.mark.slow
-def test_a_forward_pass_moves_less_than_an_update_and_gathers_its_vectors():
-  _, found, kinds = compiled('v5e:2x4', DPT, length=32, rows=64)
-  each = 8 * 2 * (24 * 32 * 128**2 + 4 * 32 * 36 * 128)
-  assert found.flops == pytest.approx(each, rel=0.02)
-  assert set(kinds) <= {'all-gather'}
-
-
 @needs_cuda
 @pytest.mark.slow
 def test_gpus_that_are_not_there():
@@ -115,18 +106,6 @@ def test_gpus_that_are_not_there():
 
 def config(*flags):
   return programs.read_config((DPT[0], *flags), 'cpu')
-
-
-@pytest.mark.parametrize(
-  ('flags', 'message'),
-  [
-    (['--config.data.query_max_length=600'], 'config.data.query_buckets'),
-  ],
-)
-def test_a_config_that_cannot_be_planned_is_refused(flags, message):
-  with refused(message):
-    made = config(*flags)
-    programs.batch_of(made, backbones.shape_of(made))
 
 
 def test_a_backbone_is_a_name_a_size_or_a_folder(tmp_path):

@@ -119,7 +119,7 @@ def test_passages_without_their_titles(tmp_path):
     read_passages(tmp_path / 'bad.tsv', set())
   (tmp_path / 'twice.tsv').write_text('0\tx\n1\ty\n1\tz\n')
   assert read_passages(tmp_path / 'twice.tsv', {'0'}) == {'0': 'x'}
-  with refused('twice.tsv', '1', 'line 2', 'line 3'):
+  with refused('twice.tsv', 'line 2', 'line 3'):
     read_passages(tmp_path / 'twice.tsv', {'1'})
 
 

@@ -5,7 +5,6 @@ import pyarrow as pa
 import pytest
 
 from dprjax import Retriever
-from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.base.ranking import ranked
 from dprjax.retrieval import bm25_index, exact, fusion, retriever
@@ -89,12 +88,6 @@ def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, h
       patch.setattr(*harm, _fail)
     small.index(corpus)
   assert small.search(['json', 'run'], k=2) == before
-
-
-def test_a_batch_beyond_memory(small, monkeypatch):
-  monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**19)
-  with refused('64', '16'):
-    small.encode(['json'])
 
 
 @pytest.mark.parametrize(

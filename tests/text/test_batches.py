@@ -110,19 +110,6 @@ def made(tmp_path_factory):
   return opened, rows
 
 
-@pytest.fixture(scope='module')
-def unnamed(made, tmp_path_factory):
-  """The same cache, as of a file without sources: every negative is un-denoised."""
-  opened, rows = made
-  rows = [row | {'sources': [token_cache.UNDENOISED] * len(row['sources'])} for row in rows]
-  return dataclasses.replace(
-    opened,
-    queries=write_queries(epath.Path(tmp_path_factory.mktemp('unnamed')), rows),
-    undenoised_counts=opened.negative_counts,
-    denoised_counts=np.zeros_like(opened.negative_counts),
-  )
-
-
 def make(opened, **changes):
   options = {'batch_size': BATCH, 'negatives': HARD, 'seed': 0} | BUCKETS | changes
   return batches.make_batches(opened, **options)
@@ -274,12 +261,6 @@ def test_resumes_exactly(made, threads, mixed):
   fresh.close()
 
 
-def test_no_hard_negatives(made):
-  for options in ({}, {'mix': batches.Mix()}):
-    (batch,) = take(made[0], 1, negatives=0, **options)
-    assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
-
-
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
@@ -341,8 +322,3 @@ def test_what_stands_in_where_a_source_has_run_out(made, caplog):
   for source in ('denoised', 'un-denoised'):
     assert f'{short[source]} of {QUERIES} queries have fewer {source} negatives' in caplog.text
   assert f'random passages replace {short["random"]} in the first epoch' in caplog.text
-
-
-def test_a_mix_of_denoised_ones_where_there_are_none(unnamed):
-  with refused('config.mix.denoised', '0.5'):
-    make(unnamed, mix=batches.Mix(0.5, 0.5))

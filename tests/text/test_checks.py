@@ -60,13 +60,6 @@ def test_the_command(folder, capsys):
   assert load_dataset(Source(str(folder.parent / 'new'), split='test')).queries
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path, capsys):
-  for command in (data_check, data_split):
-    with pytest.raises(SystemExit):
-      command.main([str(tmp_path / 'none'), *([f'--out={tmp_path}/x'] * (command is data_split))])
-    assert str(tmp_path / 'none') in capsys.readouterr().err
-
-
 def pairs(tmp_path, rows):
   path = tmp_path / 'pairs.jsonl'
   path.write_text(

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from dprjax.text import docstrings
-from tests.refusals import refused
 
 # fmt: off
 FEW = (
@@ -236,14 +235,6 @@ def test_a_query_does_not_give_its_passage_away(tmp_path):
   assert len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7
 
 
-def test_what_cannot_be_built_says_so_and_leaves_what_was(tmp_path):
-  (tmp_path / 'docs').mkdir()
-  (tmp_path / 'docs' / 'mine.txt').write_text('mine')
-  with refused('nonesuch'):
-    docstrings.build(tmp_path / 'docs', ['json', 'nonesuch'])
-  assert [path.name for path in tmp_path.rglob('*')] == ['docs', 'mine.txt']
-
-
 @pytest.mark.slow
 def test_numpy_has_its_compiled_functions():
   found = {entry.name: entry for entry in docstrings.entries(['numpy'])}
@@ -256,12 +247,3 @@ def test_numpy_has_its_compiled_functions():
   assert 'hypotenuse' not in found['numpy.hypot'].body.split('\n')[0]
   assert 'numpy.abs' not in found  # the same function as numpy.absolute
   assert 700 < len(found) < 1500
-
-
-@pytest.mark.slow
-def test_the_same_packages_give_the_same_bytes(built, tmp_path):
-  folder, _, _ = built
-  docstrings.build(tmp_path / 'again', FEW)
-  for path in folder.rglob('*'):
-    again = tmp_path / 'again' / path.relative_to(folder)
-    assert path.is_dir() or path.read_bytes() == again.read_bytes()

@@ -57,27 +57,8 @@ def test_what_somebody_put_into_it_is_not_removed(tmp_path):
   assert (tmp_path / 'made' / 'notes').read_text() == 'mine'
 
 
-def test_two_commands_that_build_at_once(tmp_path):
-  from dprjax.base import outputs
-
-  other = outputs.hold(epath.Path(tmp_path / '.made.lock'), 'it')
-  with other, refused('made'):
-    build(tmp_path, 'one', {})
-  (tmp_path / '.made.0123abcd.tmp').mkdir()  # of one that was killed
-  assert build(tmp_path, 'one', {})
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['made', 'source.txt']
-
-
 def test_only_process_0_builds(tmp_path, monkeypatch):
   monkeypatch.setattr(fingerprint, '_WAIT_S', 0.0)
   with refused('made', '0'):
     build(tmp_path, 'one', {}, process=1)
   assert not (tmp_path / 'made').exists()
-
-
-def test_a_folder_of_something_else_is_kept(tmp_path):
-  (tmp_path / 'made').mkdir()
-  (tmp_path / 'made' / 'thesis.tex').write_text('years of work')
-  with refused('made'):
-    build(tmp_path, 'one', {})
-  assert (tmp_path / 'made' / 'thesis.tex').exists()

@@ -116,13 +116,6 @@ def test_two_columns_that_could_be_the_text_are_refused(tmp_path, ending):
   assert read(path, columns={'text': 'body'}) == [Text('p0', 'lift')]
 
 
-def test_without_ids_rows_are_numbered_through_all_files(tmp_path):
-  for name, values in (('a', ('one', 'two')), ('b', ('three',))):
-    write(tmp_path / f'{name}.parquet', [{'text': value} for value in values])
-  expected = [Text('0', 'one'), Text('1', 'two'), Text('2', 'three')]
-  assert read(tmp_path) == read(f'{tmp_path}/*.parquet') == expected
-
-
 def test_a_folder_gives_its_corpus_else_its_tables(tmp_path):
   inner = tmp_path / 'inner'
   inner.mkdir()
@@ -142,7 +135,7 @@ def test_a_folder_gives_its_corpus_else_its_tables(tmp_path):
   [
     ('c.csv', 'id,text\n1,a\n2\n', ('c.csv', 'line 3')),
     ('c.csv', 'id,colour\n1,a\n', ('c.csv', '--column', 'text=NAME')),
-    ('c.csv', 'id,text\n1,a\n2,b\n1,c\n', ('c.csv', 'line 2', 'line 4', '1')),
+    ('c.csv', 'id,text\n1,a\n2,b\n1,c\n', ('c.csv', 'line 2', 'line 4')),
     ('c.jsonl', '{"id": 1, "text": "a"}\n{"id": 2, "text": 5}\n', ('c.jsonl', 'line 2')),
     ('c.parquet', 'PAR1 and no more', ('c.parquet',)),
     ('c.jsonl.zst', 'no frame', ('c.jsonl.zst',)),
@@ -152,14 +145,6 @@ def test_a_bad_file_is_named_with_its_place(tmp_path, name, content, named):
   (tmp_path / name).write_text(content)
   with refused(*named):
     read(tmp_path / name)
-
-
-def test_cut_off_compression_is_refused(tmp_path):
-  jsonl(tmp_path / 'c.jsonl.zst', ROWS * 1000)
-  whole = (tmp_path / 'c.jsonl.zst').read_bytes()
-  (tmp_path / 'c.jsonl.zst').write_bytes(whole[:-9])
-  with refused('c.jsonl.zst'):
-    read(tmp_path / 'c.jsonl.zst')
 
 
 def test_inputs_that_are_not_there(tmp_path):

@@ -1,5 +1,3 @@
-import gzip
-
 import numpy as np
 import pytest
 
@@ -57,12 +55,6 @@ def test_blocks_of_any_size(tmp_path, block):
   ]
 
 
-def test_compressed(tmp_path):
-  (tmp_path / 'run.trec.gz').write_bytes(gzip.compress(TEXT.encode()))
-  assert columns(tmp_path / 'run.trec.gz') == expected()
-  assert runs.read_tag(tmp_path / 'run.trec.gz') == 'x'
-
-
 def test_scores_are_read_exactly(tmp_path):
   scores = np.random.default_rng(0).standard_normal(5000).astype(np.float32).astype(float).tolist()
   scores += [0.1, 1e-300, 123456789.12345679]
@@ -84,14 +76,6 @@ def test_bad_runs(tmp_path, text, message):
   path = write(tmp_path / 'run.trec', text)
   with refused(message):
     list(runs.read_blocks(path))
-
-
-def test_a_bad_line_far_in_is_named_by_its_number(tmp_path):
-  lines = [f'q{i // 100} Q0 d{i} {i % 100} {-i} t\n' for i in range(3000)]
-  lines[2345] = 'q Q0 d 1 nan t\n'
-  path = write(tmp_path / 'run.trec', ''.join(lines))
-  with refused('run.trec', 'line 2346', 'nan'):
-    list(runs.read_blocks(path, block_bytes=4096))
 
 
 @pytest.mark.parametrize('block', [1, 1000])

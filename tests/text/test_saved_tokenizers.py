@@ -1,6 +1,5 @@
 """A tokenizer that was read once is read from the cache, and as it was."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -64,19 +63,3 @@ def test_a_damaged_file_is_made_again(minilm, cache, damage):
   path.write_bytes(damage(sound))
   assert_same(tokenizing.load_tokenizer(minilm), first)
   assert path.read_bytes() == sound
-
-
-def test_a_cache_that_cannot_be_written_costs_nothing_else(minilm, tmp_path, monkeypatch):
-  (tmp_path / 'file').write_text('')
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-  assert tokenizing.load_tokenizer(minilm).vocab_size == 30522
-
-
-def test_the_newest_are_kept(cache, monkeypatch):
-  monkeypatch.setattr(tokenizing, '_MOST', 2)
-  for age, key in enumerate('abc'):
-    tokenizing._keep(key, {'backend': key})
-    if key != 'c':
-      os.utime(cache / f'{key}.json', (age, age))
-  assert len(list(cache.iterdir())) == 2
-  assert tokenizing._read_kept('c') == {'backend': 'c'}

@@ -5,13 +5,12 @@ import gzip
 import json
 import lzma
 import math
-import os
 
 import pytest
 
 from dprjax.base import reading
 from dprjax.text import sources
-from dprjax.text.sources import Source, detect_format, load_dataset
+from dprjax.text.sources import Source, load_dataset
 from tests.refusals import refused
 
 
@@ -208,7 +207,7 @@ def test_empty_texts(beir):
 SPOILT = [  # file, number of the line that is appended (0: the only one), line, message
   (
     *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
-    ('corpus.jsonl', 'd1', 'line 1', 'line 4'),
+    ('corpus.jsonl', 'line 1', 'line 4'),
   ),
   ('queries.jsonl', 0, None, ('corpus.jsonl', 'qrels/')),
   ('qrels/train.tsv', 6, 'q1\td1\t0', ('line 6', 'd1', 'q1')),
@@ -253,13 +252,6 @@ def test_bad_examples_are_named(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with refused(message):
     read(tmp_path / name if name != 'a.txt' else tmp_path)
-
-
-def test_bad_arguments(beir):
-  with refused('beri'):
-    read(beir, format='beri')
-  with refused('nowhere'):
-    detect_format(beir / 'nowhere')
 
 
 def names(path, **kwargs):
@@ -313,23 +305,6 @@ def test_real_beir_folders(data_dir, name, passages, splits):
   counts = +data.report.counts
   assert counts['passages'] == passages
   assert not any('ignored' in what or 'skipped' in what for what in counts)
-
-
-def test_unknown_sources(beir, tmp_path):
-  mined = jsonl(
-    tmp_path / 'mined.jsonl',
-    [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'sources': ['clean']}]}],
-  )
-  with refused('mined.jsonl', 'line 1', 'sources'):
-    read(beir, negatives=str(mined))
-
-
-def test_pipes_are_not_opened(tmp_path):
-  """Each file is read more than once."""
-  os.mkfifo(tmp_path / 'train.jsonl')
-  for path in (tmp_path, tmp_path / 'train.jsonl'):
-    with refused('train.jsonl'):
-      read(path)
 
 
 def table(path, text):
@@ -400,11 +375,6 @@ def test_a_table_of_ids_beside_its_corpus(tmp_path, ending):
   (tmp_path / f'queries.{ending}').write_text('')  # of a BEIR folder
   with refused('qrels'):
     load_dataset(source)
-
-
-def test_two_columns_that_could_be_the_passage_are_refused(tmp_path):
-  with refused('pairs.csv', 'answer', 'context', 'positive=answer'):
-    table(tmp_path / 'pairs.csv', 'question,context,answer\nwhy,a,b\n')
 
 
 def test_a_pair_with_two_grades_is_refused(tmp_path):

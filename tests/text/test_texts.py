@@ -94,12 +94,3 @@ def test_a_missing_value_is_empty_and_one_of_another_kind_is_refused(tmp_path):
     path.write_text(f'{{"_id": "a", {record}}}\n')
     with refused('c.jsonl', 'line 1'):
       entries(path)
-
-
-def test_rows_of_json_may_differ_in_their_names(tmp_path):
-  path = tmp_path / 'c.jsonl'
-  path.write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "title": "T", "text": "y"}\n')
-  assert [record for _, record in entries(path)] == [
-    PassageRecord('a', '', 'x'),
-    PassageRecord('b', 'T', 'y'),
-  ]

@@ -3,10 +3,6 @@
 import json
 import logging
 import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -178,33 +174,6 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
     assert table_file.read_bytes() == (built.path / 'passages' / table_file.name).read_bytes()
 
 
-@pytest.mark.parametrize('categories', [3, ['a', ' b']])
-def test_bad_categories(folder, tokenizer, tmp_path, categories):
-  write_jsonl(
-    folder / 'corpus.jsonl',
-    (
-      {'_id': id_, 'text': words} | ({'categories': categories} if id_ == 'd1' else {})
-      for id_, words in CORPUS.items()
-    ),
-  )
-  with refused('corpus.jsonl', 'line 1', 'categories'):
-    build_with_categories(folder, tokenizer, tmp_path / 'token_cache')
-  build(folder, tokenizer)  # who does not ask for them does not read them
-
-
-def test_formats_without_categories(folder, tokenizer, tmp_path):
-  path = tmp_path / 'data.jsonl'
-  write_jsonl(path, [{'query': 'a', 'pos': ['b'], 'neg': []}])
-  with refused('data.jsonl', 'categories'):
-    token_cache.build_cache(
-      Source(str(path), categories=True),
-      tokenizer,
-      tmp_path / 'token_cache',
-      query_max_length=8,
-      passage_max_length=8,
-    )
-
-
 def test_tables_of_several_shards(tmp_path, monkeypatch):
   monkeypatch.setattr(table, '_SHARD_BYTES', 200)
   with table.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as writer:
@@ -248,67 +217,6 @@ def test_other_settings_and_changed_files_rebuild_it(folder, tokenizer, caplog):
     changed = made(build(folder, tokenizer, **settings))
     assert changed != last, name
     last = changed
-
-
-BUILD = textwrap.dedent("""
-  import os, sys
-  from dprjax.text import sources, table, token_cache, tokenizing, vocabularies
-  folder, tokenizer, out, index, dies = sys.argv[1:]
-  token_cache._CHUNK = 3
-  write = table.TableWriter.write
-  def dying(self, name, values, shard=None):
-    if name == dies:
-      os._exit(9)
-    write(self, name, values, shard)
-  table.TableWriter.write = dying
-  built = token_cache.build_cache(sources.Source(folder), tokenizing.load_tokenizer(tokenizer), out,
-                            query_max_length=16, passage_max_length=8,
-                            process_index=int(index))
-  print(built.num_passages)
-""")
-
-
-def start(folder, tokenizer_dir, out, index, dies):
-  arguments = map(str, (folder, tokenizer_dir, out, index, dies))
-  root = pathlib.Path(token_cache.__file__).parents[2]
-  return subprocess.Popen(
-    [sys.executable, '-c', BUILD, *arguments],
-    stdout=subprocess.PIPE,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(root)},
-  )
-
-
-def ended(process):
-  output = process.communicate()[0]
-  return process.returncode, output
-
-
-@pytest.fixture
-def tokenizer_dir(tmp_path):
-  texts = [*CORPUS.values(), *QUERIES.values()] * 20
-  vocabularies.train_wordpiece(texts, 120, tmp_path / 'tokenizer')
-  return tmp_path / 'tokenizer'
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_while_building_leaves_no_cache_and_others_wait_for_the_next(
-  folder, tokenizer_dir, tmp_path
-):
-  def begin(index, dies=''):
-    return start(folder, tokenizer_dir, tmp_path / 'token_cache', index, dies)
-
-  waiting, dying = begin(1), begin(0, dies='d2')
-  assert ended(dying) == (9, '')
-  assert not (tmp_path / 'token_cache').exists() and waiting.poll() is None
-  assert ended(begin(0)) == ended(waiting) == (0, '4\n')
-
-
-def test_no_query_is_left(folder, tokenizer):
-  (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
-  with refused('train.tsv'):
-    build(folder, tokenizer)
-  assert not (folder.parent / 'token_cache').exists()
 
 
 def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, tokenizer):
@@ -374,12 +282,3 @@ def test_texts_in_another_case_or_form_are_one_passage_for_the_loss(tmp_path):
   lists = [[values.tolist() for values in row[1:4]] for row in built.query_rows(np.arange(3))]
   # positives, relevant, negatives: those of `b` are relevant to `a`
   assert lists == [[[1], [1, 0], []], [[0], [1, 0], []], [[0], [0], [1]]]
-
-
-def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
-  first = build(folder, tokenizer)
-  other = vocabularies.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
-  second = build(folder, other)
-  assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
-  (tokens,) = second.passage_tokens(np.array([0]))
-  assert tokens.tolist() == other.encode([CORPUS['d1']], 8)[0][0].tolist()

@@ -96,15 +96,6 @@ def test_a_tokenizer_from_a_stranger(trained, tmp_path, capfd, name, content, me
   assert not (tmp_path / 'ran').exists() and 'Traceback' not in capfd.readouterr().err
 
 
-def test_a_vocabulary_with_gaps_is_as_long_as_its_largest_id(trained, tmp_path):
-  shutil.copytree(trained[0], tmp_path / 'model')
-  path = tmp_path / 'model' / 'tokenizer.json'
-  tokenizer = json.loads(path.read_text())
-  tokenizer['model']['vocab']['zzz'] = 10**6
-  path.write_text(json.dumps(tokenizer))
-  assert tokenizing.load_tokenizer(tmp_path / 'model').vocab_size == 10**6 + 1
-
-
 @pytest.mark.parametrize('named', [True, False])
 @pytest.mark.parametrize('begins', [True, False])
 def test_a_closing_token_that_only_the_config_names(tmp_path, named, begins):
@@ -304,14 +295,6 @@ def test_pairs_are_those_of_transformers(families, family):
     assert packed.cut >= (max_length == 12)
 
 
-def test_a_tokenizer_without_pairs(tmp_path):
-  write(tmp_path / 'model', byte_level(['<eos>']), '$A <eos>', '$A $B <eos>', eos_token='<eos>')
-  tokenizer = tokenizing.load_tokenizer(tmp_path / 'model')
-  assert tokenizer.around_pair.middle == () and len(tokenizer.closing) == 1
-  with refused('tokenizer'):
-    _ = tokenizer.pair_format
-
-
 def test_length_buckets():
   lengths = np.array([5, 9, 3, 10, 4, 17, 2])
   groups = [
@@ -320,10 +303,3 @@ def test_length_buckets():
   ]
   assert groups == [([6, 2], 4), ([4, 4], 4), ([0, 1], 10), ([3, 3], 10), ([5, 5, 5], 20)]
   assert tokenizing.length_buckets(np.array([], np.int32), {4: 2}) == []
-
-
-def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):
-  """transformers would make one from nothing, and all vectors would be wrong."""
-  (tmp_path / 'config.json').write_text('{"model_type": "bert", "vocab_size": 30522}')
-  with refused('tokenizer.json', tmp_path):
-    tokenizing.load_tokenizer(tmp_path)
