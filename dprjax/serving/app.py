@@ -44,13 +44,7 @@ _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 
 
 class App(Routes):
-  """The server of an engine, with its indexes and rerankers.
-
-  Attributes:
-    asgi: the ASGI application.
-    ready: set once everything is compiled.
-    failed: why compilation failed.
-  """
+  """The server of an engine, with its indexes and rerankers."""
 
   def __init__(
     self,
@@ -66,13 +60,8 @@ class App(Routes):
     """See `serve`.
 
     Args:
-      engine: has the backbone and the prompts.
-      indexes, rerankers: for searches and reranking.
-      allowed: the keys; None: no key is needed.
       hosts: names of this server in requests, as *.example.org; None: any. Without keys, names of
         other sites should have no answer: they may point to this machine (DNS rebinding).
-      origins: other sites whose pages may send requests, such as https://example.org; '*': all.
-      log_requests: whether each request gets a log line.
     """
     self._log_requests = log_requests
     super().__init__(engine, indexes, rerankers, limits or Limits())

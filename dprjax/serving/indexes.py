@@ -38,7 +38,6 @@ class ServedIndex:
     """Reads a folder of dprjax.encode, or the index of a retriever.
 
     Args:
-      most: hits of a query.
       texts: the corpus.jsonl of embeddings, to answer with; a retriever has its texts.
     """
     self._texts: dict[str, str] = {}
@@ -136,7 +135,6 @@ class ServedIndex:
     """The best k passages of each query, at most ``most``; a slice costs characters.
 
     Args:
-      found: by `find`.
       texts: the queries, for BM25 in a hybrid search.
     """
     hits, start = [], 0

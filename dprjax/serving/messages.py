@@ -192,8 +192,6 @@ class Operation(NamedTuple):
 
   Attributes:
     answered: types of the answer: of JSON, str for plain text, bytes for a prompt file.
-    asked: type of the body; None without one.
-    statuses: of success.
     role: required of a key; '' for none.
   """
 
