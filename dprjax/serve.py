@@ -82,12 +82,7 @@ def _command(args: Flags) -> NoReturn:
     host, port = listening.getsockname()[:2]
     at = f'[{host}]' if ':' in host else host
     logger.info('listening on http://%s:%d', at, port)
-    running = server.make_server(
-      app,
-      network.drain,
-      lame_duck=network.lame_duck,
-      root_path=network.root_path.rstrip('/'),
-    )
+    running = server.make_server(app, network.drain, lame_duck=network.lame_duck)
     server.freeze_when_ready(app)
     running.run(sockets=[listening])
   logger.info('ended')
@@ -169,7 +164,6 @@ def _make_app(args: Flags) -> Any:
     allowed,
     args.limits,
     (*THIS_MACHINE, *network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
-    network.cors,
     args.watch.log_requests,
   )
 

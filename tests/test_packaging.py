@@ -234,7 +234,6 @@ def test_the_wheel_holds_what_runs_and_nothing_else(built):
     'dprjax/training/launch/slurm.sbatch',
     'dprjax/training/launch/serve/Containerfile',
     'dprjax/serving/page.html',
-    'dprjax/serving/reference.html',
   } <= names
   assert names == files_below('dprjax') | copied
   assert 'dprjax = dprjax.__main__:main' in entry

@@ -38,7 +38,6 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
     for flags, says in (
       (('--host=0.0.0.0',), ('--host=0.0.0.0', '--keys')),
       ((f'--keys={tmp_path / "none"}',), 'none'),
-      (('--cors=*',), '--cors=*'),
       (('--retriever=x', '--retrievers=y'), ('--retriever', '--retrievers')),
       (('--reranker_prompt=a=x',), '--reranker_prompt=a'),
       (('--slots=2', '--rows=4'), '--slots=2'),

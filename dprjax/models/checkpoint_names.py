@@ -27,10 +27,6 @@ class Tensor(NamedTuple):
   """One tensor of a checkpoint and its place in our tree (kernels transposed, layers stacked).
 
   Attributes:
-    name, shape: in the files.
-    path: in our tree.
-    layer: its number in the stack.
-    num_layers: of the stack.
     parts: for a fused tensor, such as queries, keys and values in one: the names of its equal parts
       in our tree, which replace the last but one name of ``path``.
   """

@@ -29,11 +29,7 @@ def embed_text(
   adapter: Adapter | None = None,
   **kwargs: Any,
 ) -> Float[Array, 'B H']:
-  """Vectors of texts, float32.
-
-  Args:
-    config, params, tokens, mask, adapter, kwargs: as for ``encoder.encode``.
-  """
+  """Vectors of texts, float32."""
   states = encoder.encode(config, params, tokens, mask, adapter=adapter, **kwargs)
   return of_states(config, params, states, mask, specs, which, adapter)
 
@@ -51,7 +47,6 @@ def of_states(
 
   Args:
     mask: True at the tokens to pool.
-    specs: one `VectorSpec` for all rows, or several.
     which: the index into ``specs`` of each row, if there are several.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs

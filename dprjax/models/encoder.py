@@ -198,11 +198,7 @@ def encode_early_late(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
-  """The states after ``split`` layers and after all layers (Condenser, Eqs. 6 and 7), float32.
-
-  Args:
-    split: the number of early layers, 1 to L - 1.
-  """
+  """The states after ``split`` layers and after all layers (Condenser, Eqs. 6 and 7), float32."""
   keys = (None,) * 3 if dropout_key is None else tuple(jax.random.split(dropout_key, 3))
   x, scanned, shared = _embed(config, params, tokens, mask, adapter, token_types, options, keys[0])
 

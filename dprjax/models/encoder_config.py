@@ -90,7 +90,6 @@ class EncoderOptions(NamedTuple):
 
   Attributes:
     dtype: of products and activations between layers; softmax and LayerNorm stay float32.
-    remat: recompute each layer in the backward pass.
     unroll: layers a step of the scan; 0: all.
     dropout: the rate; None: the config rates. Needs a dropout key.
     rows: how the first axis of activations is split; None: the compiler decides.

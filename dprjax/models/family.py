@@ -120,7 +120,6 @@ class Family(NamedTuple):
       'attention', by our attention function; '': not supported.
     modules: by the names of `adapter.projections`, the linear modules of a layer in transformers;
       None: those of the checkpoint.
-    pad_token_id: the default of config.json.
   """
 
   model_type: str

@@ -41,12 +41,10 @@ class HeadSpec(NamedTuple):
   """One kind of head.
 
   Attributes:
-    init: ``(config, key, *sizes) -> params``, fresh.
     tensors: ``(config, head) -> tensors``.
     read: ``(checkpoint, stack) -> Head | None``. Raises InputError for a head that does not fit.
     model_class: the suffix of the class name in transformers, if there is one.
     hf_config: ``(config.json, head) -> config.json`` for that class.
-    metadata: ``(head) -> metadata`` of a separate file.
   """
 
   init: Callable[..., Params]

@@ -53,8 +53,6 @@ def mlm_logits(
   """A logit for every word of the vocabulary, float32.
 
   Args:
-    config: of the encoder; its family decides the activation of the head.
-    hidden: states of any number of tokens.
     dtype: of the inputs of matrix products; LayerNorm and the logits are float32.
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
@@ -117,9 +115,7 @@ def classify(
   Args:
     config: of the encoder. As in transformers, dropout comes before the last layer; in RoBERTa and
       XLM-R also before the first.
-    pooled: the last state of the first token, or the mean of states, depending on the family.
     options: the dtype applies to the first layer; the last is float32.
-    dropout_key: activates dropout at the rate of hidden states.
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   rate = options.apply_dropout(config).hidden_dropout
@@ -153,9 +149,7 @@ def score_pairs(
   """The scores of pairs, float32.
 
   Args:
-    tokens: a pair in each row, with special tokens.
     token_types: segment ids, default 0; ignored by an encoder with one type.
-    dropout_key: activates dropout in encoder and head.
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   hidden = encoder.encode(

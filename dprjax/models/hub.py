@@ -171,10 +171,7 @@ def save_backbone(
   has the pooler. The Condenser head has its own file.
 
   Args:
-    params: stored as float32.
-    source: a directory whose tokenizer files are copied.
     spec: how texts become vectors, for sentence-transformers files; None writes none.
-    hf_config: an earlier config.json, whose other keys are kept.
     heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
     max_length: tokens of an input, for the tokenizer ``model_max_length``.
   """
@@ -280,11 +277,7 @@ def scratch_config(
   max_tokens: int = 512,
   pad_token_id: int | None = None,
 ) -> EncoderConfig:
-  """The shape of an encoder to train from scratch.
-
-  Args:
-    model_type: of a family whose shape is an `EncoderConfig`.
-  """
+  """The shape of an encoder to train from scratch."""
   if size not in SIZES:
     raise InputError(f'size {size!r} is unknown; use one of: {", ".join(SIZES)}')
   layers, width = SIZES[size]

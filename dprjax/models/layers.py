@@ -409,11 +409,7 @@ class MLP(nn.Module):
 
 
 class Scanned(NamedTuple):
-  """Inputs that differ by layer, with a leading layer axis.
-
-  Attributes:
-    number: [L], from 0, for families whose layers differ.
-  """
+  """Inputs that differ by layer, with a leading layer axis."""
 
   adapter: Any
   number: Array

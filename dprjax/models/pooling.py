@@ -25,7 +25,6 @@ class Pooling(NamedTuple):
   """One way to pool.
 
   Attributes:
-    name: in ``config.pooling``, in the meta of a prompt, and in files of sentence-transformers.
     pool: ``(states, mask) -> vectors [B, H]``, finite for a row of padding.
     flag: its key in 1_Pooling/config.json before version 5.4.
     text: a description of the vector, for a model card.
@@ -111,11 +110,7 @@ DENSE_ACTIVATIONS = {
 
 
 class Dense(NamedTuple):
-  """The shape of one layer: ``activation(x @ kernel + bias)``.
-
-  Attributes:
-    activation: the PyTorch class.
-  """
+  """The shape of one layer: ``activation(x @ kernel + bias)``."""
 
   inputs: int
   outputs: int

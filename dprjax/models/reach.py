@@ -28,10 +28,8 @@ class Reach(NamedTuple):
   """The tokens visible to a token in a layer. The prompt is always visible.
 
   Attributes:
-    causal: whether later tokens are hidden.
     window: in a windowed layer, how many earlier tokens are visible, and as many later ones unless
       ``causal``; 0: no layer has a window.
-    windowed: whether this layer has the window.
   """
 
   causal: bool = False
@@ -46,7 +44,6 @@ class Reach(NamedTuple):
     """Masks distance.
 
     Args:
-      place: of the tokens.
       key: the places of keys; those of the prompt are below 0.
     """
     distance = key[None, :] - place[:, None]
@@ -76,7 +73,6 @@ def attend_in_blocks(
 
   Args:
     mix: ``(query, key, value, bias, number) -> [B, N, t, D]``, attention of block ``number``.
-    bias: of padding, and of distance in some families.
   """
   length = query.shape[2]
   prompt = key.shape[2] - length

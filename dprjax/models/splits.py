@@ -13,13 +13,7 @@ from jaxtyping import Array, Float, Int
 
 
 class BatchPart(NamedTuple):
-  """One part of the rows of a batch.
-
-  Attributes:
-    axis: the mesh axis that splits the rows.
-    number: of the part, from 0.
-    parts: how many there are.
-  """
+  """One part of the rows of a batch."""
 
   axis: str
   number: Int[Array, ''] | int

@@ -51,7 +51,6 @@ class Packed(NamedTuple):
 
   Attributes:
     rows: the texts side by side, padded to the length of the filled template.
-    cut: the number of examples that lost tokens.
   """
 
   rows: list[Int32[np.ndarray, ' _']]
@@ -147,9 +146,7 @@ def fill(
 
   Args:
     templates: one or more, with texts at the same places.
-    texts: in the order of the pieces.
     length: T, static; at least the length of the longest filled template.
-    template_ids: the template of each example; None: the first.
   """
   batch = texts[0].tokens.shape[0]
   number = jnp.zeros(batch, jnp.int32) if template_ids is None else template_ids

@@ -63,8 +63,6 @@ class OnDisk:
 
   Attributes:
     stored: its tensor, or those of all layers; None: zeros, for a layer without the tensor.
-    tensor: one of these.
-    part: its index in a fused tensor.
     dtype: of the slices: bfloat16 if all of ``stored`` are, else float32.
   """
 
@@ -203,11 +201,7 @@ def read_head(
   tensors: Iterable[names.Tensor],
   copies: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Params | None:
-  """The parameters of a head; None if the checkpoint has none of its tensors.
-
-  Args:
-    copies: names of copies of head or encoder tensors, with the original names.
-  """
+  """The parameters of a head; None if the checkpoint has none of its tensors."""
   head = {tensor.name: tensor for tensor in tensors}
   config = checkpoint.config
   encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}

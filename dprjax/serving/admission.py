@@ -32,12 +32,7 @@ class TooSoon(Busy):
 
 @dataclasses.dataclass(eq=False)
 class Permit:
-  """An admitted request.
-
-  Attributes:
-    size: bytes of its body.
-    waiting: seconds of its waiting work.
-  """
+  """An admitted request."""
 
   tenant: Tenant
   size: int
@@ -45,11 +40,7 @@ class Permit:
 
 
 class Admission:
-  """The waiting work of a server, by tenant.
-
-  Attributes:
-    waiting: seconds of work by tenant.
-  """
+  """The waiting work of a server, by tenant."""
 
   def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
     self._limits, self._clock, self._lock = limits, clock, threading.Lock()

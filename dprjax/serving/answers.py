@@ -7,12 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import orjson
 from starlette.responses import Response
 
 from dprjax.base.errors import InputError, trail
-from dprjax.serving import messages
 from dprjax.serving.admission import Busy
 from dprjax.serving.library import NameTaken, UnknownPrompt
 
@@ -35,8 +33,8 @@ class Failure(Exception):
     kind = 'server_error' if self.status >= 500 else 'invalid_request_error'
     if self.status == 429:
       kind = 'rate_limit_error'
-    detail = messages.ErrorDetail(self.message, kind, self.param, self.code)
-    return json_answer(messages.ErrorResponse(detail), self.status, self.headers)
+    detail = {'message': self.message, 'type': kind, 'param': self.param, 'code': self.code}
+    return json_answer({'error': detail}, self.status, self.headers)
 
 
 def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -77,6 +75,6 @@ def failed(error: Exception, path: str) -> Failure:
 
 
 def encode(content: Any) -> bytes:
-  """JSON of structs, arrays and their containers."""
+  """JSON of values, arrays and their containers."""
   # orjson writes float32 exactly, but NaN as null: vectors are checked before.
-  return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)
+  return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -15,22 +15,19 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.serving import answers, keys, messages, server
+from dprjax.serving import answers, keys, server
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex, ServedReranker
 from dprjax.serving.keys import ANYONE
-from dprjax.serving.messages import serves
 from dprjax.serving.options import Limits
 from dprjax.serving.routes import Routes
 from dprjax.serving.service import Left
@@ -44,13 +41,7 @@ _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 
 
 class App(Routes):
-  """The server of an engine, with its indexes and rerankers.
-
-  Attributes:
-    asgi: the ASGI application.
-    ready: set once everything is compiled.
-    failed: why compilation failed.
-  """
+  """The server of an engine, with its indexes and rerankers."""
 
   def __init__(
     self,
@@ -60,19 +51,13 @@ class App(Routes):
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
-    origins: Sequence[str] = (),
     log_requests: bool = False,
   ):
     """See `serve`.
 
     Args:
-      engine: has the backbone and the prompts.
-      indexes, rerankers: for searches and reranking.
-      allowed: the keys; None: no key is needed.
       hosts: names of this server in requests, as *.example.org; None: any. Without keys, names of
         other sites should have no answer: they may point to this machine (DNS rebinding).
-      origins: other sites whose pages may send requests, such as https://example.org; '*': all.
-      log_requests: whether each request gets a log line.
     """
     self._log_requests = log_requests
     super().__init__(engine, indexes, rerankers, limits or Limits())
@@ -82,28 +67,22 @@ class App(Routes):
     ]
     self.ready, self.failed = threading.Event(), ''
     self._draining = False
-    served = {
-      operation: getattr(self, name)
-      for part in (App, Routes)
-      for name, handler in vars(part).items()
-      for operation in getattr(handler, 'operations', ())
-    }
-    self._document = messages.openapi([*served])
-    cors = Middleware(
-      CORSMiddleware,
-      allow_origins=origins,
-      allow_methods=('GET', 'POST', 'PUT', 'DELETE'),
-      allow_headers=('*',),  # clients send custom headers
-      expose_headers=('*',),
-    )
     self._routes = Starlette(
       routes=[
-        Route('/', _shows('page.html')),
-        Route('/docs', _shows('reference.html')),
-        Route('/openapi.json', self._openapi),
-        *(self._route(operation, handler) for operation, handler in served.items()),
+        Route('/', _page()),
+        Route('/livez', self._livez),
+        Route('/readyz', self._readyz),
+        self._route('GET', '/metrics', self._metrics, keys.METRICS),
+        self._route('POST', '/v1/embeddings', self._embeddings),
+        self._route('POST', '/v1/search', self._search),
+        self._route('POST', '/v1/rerank', self._rerank),
+        self._route('GET', '/v1/models', self._models),
+        self._route('GET', '/v1/models/{name:path}', self._model),
+        self._route('GET', '/v1/prompts', self._prompts),
+        self._route('GET', '/v1/prompts/{name}', self._prompt),
+        self._route('PUT', '/v1/prompts/{name}', self._put, keys.WRITE),
+        self._route('DELETE', '/v1/prompts/{name}', self._delete, keys.WRITE),
       ],
-      middleware=[cors] if origins else [],
       exception_handlers={HTTPException: _no_route},
     )
     self._routes.router.redirect_slashes = False
@@ -150,12 +129,9 @@ class App(Routes):
     """Makes ``/readyz`` answer no; requests are still answered, and end their connections."""
     self._draining = True
 
-  def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
-    """A route with keys, limits, metrics and OpenAI errors. Without a role it is open."""
-    path, method = operation.path, operation.method
-    role, label = operation.role, f'{operation.method} {operation.shown}'
-    if not role:
-      return Route(path, handler, methods=[method])
+  def _route(self, method: str, path: str, handler: _Handler, role: str = keys.READ) -> Route:
+    """A route with keys, limits, metrics and OpenAI errors; ``role`` is required of a key."""
+    label = f'{method} {path.replace(":path", "")}'
 
     async def answer(request: Request) -> Response:
       started = time.monotonic()
@@ -207,12 +183,9 @@ class App(Routes):
     if not grant.may(role):
       raise Failure(403, f'this key lacks the scope {role}')
 
-  @serves('GET', '/livez', 'Whether the process answers', str, role='')
   async def _livez(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
 
-  @serves('GET', '/health', 'As /readyz', str, role='', statuses=(200, 503))
-  @serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
     if self.ready.is_set() and not self._draining:
@@ -227,19 +200,13 @@ class App(Routes):
       reason = 'the folder of prompts is not there'
     return PlainTextResponse(f'{reason}\n', 503)
 
-  @serves('GET', '/metrics', 'Counts and times, for Prometheus', str, role=keys.METRICS)
   async def _metrics(self, request: Request) -> Response:
     content = await asyncio.to_thread(self.engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
 
-  async def _openapi(self, request: Request) -> Response:
-    servers = [{'url': request.scope.get('root_path') or '/'}]
-    content = orjson.dumps(self._document | {'servers': servers})
-    return Response(content, media_type='application/json')
 
-
-def _shows(name: str) -> _Handler:
-  page = pathlib.Path(__file__).with_name(name).read_text(encoding='utf-8')
+def _page() -> _Handler:
+  page = pathlib.Path(__file__).with_name('page.html').read_text(encoding='utf-8')
   sources = []
   for tag in ('script', 'style'):
     found = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
@@ -248,22 +215,19 @@ def _shows(name: str) -> _Handler:
     sources.append(f"{tag}-src 'sha256-{digest}'")
   policy = ["default-src 'none'", "connect-src 'self'", 'img-src data:', *sources]
   policy += ["base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
-  content, headers = (
-    page.encode(),
-    {
-      'content-security-policy': '; '.join(policy),
-      'x-content-type-options': 'nosniff',
-      'referrer-policy': 'no-referrer',
-      'cache-control': 'no-cache',
-    },
-  )
+  headers = {
+    'content-security-policy': '; '.join(policy),
+    'x-content-type-options': 'nosniff',
+    'referrer-policy': 'no-referrer',
+    'cache-control': 'no-cache',
+  }
 
   async def show(request: Request) -> Response:
-    return Response(content, headers=headers, media_type='text/html')
+    return Response(page, headers=headers, media_type='text/html')
 
   return show
 
 
 async def _no_route(request: Request, error: Any) -> Response:
-  message = f'{error.detail}; see /openapi.json'
+  message = f'{error.detail}; see docs/serving-api.md'
   return Failure(error.status_code, message, headers=error.headers).response

@@ -40,8 +40,6 @@ class AdapterChoice:
 
   Attributes:
     key: identifies the adapter; equal keys share a slot. None: no adapter.
-    adapter: None: no adapter.
-    spec: settings of the vector.
   """
 
   key: Hashable | None
@@ -69,9 +67,7 @@ class Bank:
     """Allocates the bank.
 
     Args:
-      params: its parameters, as for ``embedder.place_backbone``.
       rows: of the bank of each kind, one that changes nothing.
-      metrics: counts loads and evictions.
       mesh: the devices; they split the backbone by the axis ``model``, and each has the whole bank.
     """
     if options.slots <= options.rows[-1]:
@@ -133,11 +129,6 @@ class Bank:
 
     Missing adapters are written into slots. The least recently used are evicted, but none of this
     batch.
-
-    Args:
-      rows: token ids, at most ``count`` rows of at most ``length``.
-      choices: of the rows.
-      count, length: a shape of the options.
     """
     tokens = np.full((count, length), self._pad_id, np.int32)
     numbers = np.zeros((count, ROWS + len(self._kinds)), np.int32)

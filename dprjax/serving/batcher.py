@@ -169,10 +169,7 @@ class Batcher:
     """Starts the device thread, which compiles first (see `ready`).
 
     Args:
-      bank: used by that thread only.
-      hidden: H.
       ahead: batches that may be in flight.
-      metrics: counts and times.
     """
     self._bank, self._options, self._hidden = bank, bank.options, hidden
     self._ahead, self._metrics = ahead, metrics
@@ -221,12 +218,7 @@ class Batcher:
   def submit_steps(
     self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = ignore
   ) -> concurrent.futures.Future:
-    """Queues a job in slices, which the device thread does between batches.
-
-    Args:
-      steps: yields the seconds that each slice will take.
-      tenant, spent: as for `submit`.
-    """
+    """Queues a job in slices, which the device thread does between batches."""
     job = SlicedJob(steps, tenant, spent)
     with self._changed:
       if self._stopped:
@@ -302,7 +294,6 @@ class Batcher:
 
     Args:
       free: the device has no batch; else only batches that need not fill further are sent.
-      wait: for work; then no rows mean the end.
     """
     with self._changed:
       while True:
@@ -352,9 +343,6 @@ class Batcher:
     """Rows of a batch, tenants in turn.
 
     Texts of this padded length decide the number of rows, shorter ones fill it.
-
-    Args:
-      first: the tenant whose turn it is.
     """
     few = {tenant for tenant, one in self._waiting.items() if one.seconds(self.costs) <= SLICE_S}
     sharing = few if first in few else {*self._waiting}

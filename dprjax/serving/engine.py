@@ -43,8 +43,6 @@ class Tokens(NamedTuple):
   """The tokenised texts of a request.
 
   Attributes:
-    version: of the prompt.
-    texts: token ids and prompts.
     truncated: numbers of the texts that were cut.
     total: tokens, special ones included.
   """
@@ -59,11 +57,7 @@ class Engine:
   """A backbone and the prompts of a folder.
 
   Attributes:
-    config_sha256: identifies the backbone shape.
-    options: with the lengths that the backbone takes.
     ready: done when every shape is compiled, or its error.
-    batcher: has the device, for searches and reranking too.
-    pool: threads that tokenise.
   """
 
   def __init__(
@@ -78,10 +72,7 @@ class Engine:
     """Loads a backbone; compilation goes on in the background, see ``ready``.
 
     Args:
-      backbone: a Hugging Face directory, a hub id, or ``package:NAME``.
-      prompts: a folder of ``NAME.npz``, made if it is missing.
       name: of the backbone without a prompt; by default that of its folder or package.
-      options: see `ServerOptions`.
       mesh: devices that split the backbone by the axis ``model`` (`mesh.make_mesh`). Default: the
         first local one, or as many as hold the backbone in half of their memory.
     """
@@ -124,8 +115,6 @@ class Engine:
   def tokenize(self, name: str, side: str, texts: Sequence[str]) -> Tokens:
     """Tokenises texts, at least one, under the settings of a prompt.
 
-    Args:
-      side: 'query' or 'passage'.
 
     Raises:
       UnknownPrompt, InputError: as ``Library.get``.

@@ -16,7 +16,6 @@ from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
-from dprjax.serving.messages import Hit
 from dprjax.serving.turns import Work
 from dprjax.text.texts import read_texts
 
@@ -38,7 +37,6 @@ class ServedIndex:
     """Reads a folder of dprjax.encode, or the index of a retriever.
 
     Args:
-      most: hits of a query.
       texts: the corpus.jsonl of embeddings, to answer with; a retriever has its texts.
     """
     self._texts: dict[str, str] = {}
@@ -136,7 +134,6 @@ class ServedIndex:
     """The best k passages of each query, at most ``most``; a slice costs characters.
 
     Args:
-      found: by `find`.
       texts: the queries, for BM25 in a hybrid search.
     """
     hits, start = [], 0
@@ -149,7 +146,7 @@ class ServedIndex:
         ranked = self._hybrid.rank(own, ranked, k)
       hits += [
         [
-          Hit(id_, score, self._texts.get(id_))
+          {'id': id_, 'score': score, 'text': self._texts.get(id_)}
           for id_, score in zip(one.ids[:k], one.scores[:k].tolist(), strict=True)
         ]
         for one in ranked

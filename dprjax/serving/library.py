@@ -62,12 +62,8 @@ class Version:
   """One content of the file of a prompt, or the bare backbone.
 
   Attributes:
-    sha256: of the file; '' for the bare backbone.
     lengths: by side, the size of the adapter, such as P.
-    two_sided: whether queries and passages have different prompts or prefixes.
-    modified: the file time, in seconds.
     choices: by side, one or one for each topic; empty where the vectors are not kept.
-    topic_model: chooses among several.
     refused: why the file cannot be served, or ''; then most of the rest is empty.
   """
 
@@ -116,11 +112,9 @@ class Library:
     """Reads every file once, and lists those that cannot be served.
 
     Args:
-      folder: made if missing.
       name: of the bare backbone; no prompt can have it.
       options: ``prompt_length`` is P of a slot for prefixes, and the size of the other kinds; the
         last prompt read stays, also if it is larger than ``host_bytes``.
-      metrics: counts loads and evictions.
     """
     if not all(map(NAME.fullmatch, name.split('/'))):
       raise InputError(f'--name={name}: expected {NAMES}; / between such parts')

@@ -73,9 +73,6 @@ class Network:
 
   host: str = flag('the address to listen on', '127.0.0.1')
   port: int = flag('0: any free one', 8000, least=0, most=65535)
-  root_path: str = flag(
-    'the path that a proxy has for this server, and takes away, such as /vectors', ''
-  )
   keys: str | None = flag('API keys; without a file no key is needed', None, metavar='FILE')
   drain: int = flag('seconds for the last requests after SIGTERM', 30, most=3600)
   lame_duck: int = flag(
@@ -90,13 +87,6 @@ class Network:
     (),
     split=',',
     metavar='NAME,NAME,...',
-  )
-  cors: tuple[str, ...] = flag(
-    'origins of other sites whose pages may send requests, such as https://app.example.org; * '
-    'with --keys',
-    (),
-    split=',',
-    metavar='ORIGIN,ORIGIN,...',
   )
 
 

@@ -1,44 +1,72 @@
-"""The routes of vectors, search, reranking and prompts."""
+"""The routes of vectors, search, reranking and prompts; docs/serving-api.md has their fields."""
 
 import asyncio
 import base64
 import logging
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dprjax.serving import answers, keys, messages
+from dprjax.serving import answers
 from dprjax.serving.answers import Failure, json_answer
 from dprjax.serving.indexes import ServedIndex, probabilities
 from dprjax.serving.keys import Grant
 from dprjax.serving.library import NAME, NAMES, UnknownPrompt, Version
-from dprjax.serving.messages import (
-  EmbeddingRequest,
-  EmbeddingResponse,
-  ModelCard,
-  ModelList,
-  PromptCard,
-  PromptList,
-  RerankRequest,
-  RerankResponse,
-  SearchRequest,
-  SearchResponse,
-  Usage,
-  serves,
-)
 from dprjax.serving.service import Service, Wanted, split
 from dprjax.text.vector_spec import SIDES
 
 logger = logging.getLogger('dprjax')
 
 _STARTED = int(time.time())
-_OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
+_OCTETS = 'application/octet-stream'
+
+Count = Annotated[int, Meta(ge=1)]
+Texts = Annotated[list[str], Meta(min_length=1)]
+
+
+class Asked(Struct, forbid_unknown_fields=True):
+  """A part of a request, which ignores no field."""
+
+
+class Document(Asked):
+  text: str
+
+
+class EmbeddingRequest(Asked):
+  """Texts, not token ids; null means an absent field."""
+
+  model: str
+  input: str | Texts
+  encoding_format: Literal['float', 'base64'] | None = None
+  dimensions: Count | None = None
+  user: str | None = None
+  input_type: Literal['query', 'passage', 'document'] | None = None
+  truncate: bool | None = None
+
+
+class SearchRequest(Asked):
+  """Queries for an index (default: of the prompt, or the only one). `k` is 10 by default."""
+
+  model: str
+  query: str | Texts
+  index: str | None = None
+  k: Count | None = None
+
+
+class RerankRequest(Asked):
+  """Documents to order by their relevance to a query."""
+
+  query: str
+  documents: Annotated[list[str | Document], Meta(min_length=1)]
+  model: str | None = None
+  top_n: Count | None = None
+  return_documents: bool | None = None
 
 
 class Routes(Service):
-  @serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
     asked = await self.read(request, EmbeddingRequest)
     wanted = Wanted(
@@ -49,22 +77,24 @@ class Routes(Service):
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     tokens, vectors = await self.embed(request, wanted, texts, 'input')
 
-    def rows(start: int, stop: int) -> list[messages.Embedding]:
+    def rows(start: int, stop: int) -> list[dict[str, Any]]:
       values: Any = vectors[start:stop]
       if asked.encoding_format == 'base64':
         values = [base64.b64encode(one.astype('<f4').tobytes()).decode() for one in values]
-      return [messages.Embedding(index=start + i, embedding=one) for i, one in enumerate(values)]
+      return [
+        {'object': 'embedding', 'index': start + i, 'embedding': one}
+        for i, one in enumerate(values)
+      ]
 
-    data: Any = await answers.in_parts(rows, len(vectors))
-    usage = Usage(tokens.total, tokens.total)
-    content = EmbeddingResponse(
-      data=data, model=asked.model, usage=usage, truncated=tokens.truncated
-    )
+    content = {
+      'object': 'list',
+      'data': await answers.in_parts(rows, len(vectors)),
+      'model': asked.model,
+      'usage': _usage(tokens.total),
+      'truncated': tokens.truncated,
+    }
     return json_answer(content, headers=self.headers(tokens))
 
-  @serves(
-    'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
-  )
   async def _search(self, request: Request) -> Response:
     asked = await self.read(request, SearchRequest)
     name, side, _ = split(asked.model, 'query')
@@ -80,13 +110,14 @@ class Routes(Service):
     index.check(tokens.version, self.engine)
     top = await self.on_device(request, index.find(vectors))
     found = await self.on_threads(request, index.rank(top, queries, k))
-    content = SearchResponse(
-      model=asked.model,
-      index=index.name,
-      results=found,
-      usage=Usage(tokens.total, tokens.total),
-      truncated=tokens.truncated,
-    )
+    content = {
+      'object': 'list',
+      'model': asked.model,
+      'index': index.name,
+      'results': found,
+      'usage': _usage(tokens.total),
+      'truncated': tokens.truncated,
+    }
     return json_answer(content, headers=self.headers(tokens))
 
   def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
@@ -108,7 +139,6 @@ class Routes(Service):
       )
     return self.indexes[found]
 
-  @serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
   async def _rerank(self, request: Request) -> Response:
     asked = await self.read(request, RerankRequest)
     texts = [one if isinstance(one, str) else one.text for one in asked.documents]
@@ -116,10 +146,14 @@ class Routes(Service):
     order, logits, total = await self.score(request, name, asked.query, texts, 'documents')
     scores = probabilities(logits).tolist()
     results = [
-      messages.Ranked(i, scores[i], messages.Document(texts[i]) if asked.return_documents else None)
+      {
+        'index': i,
+        'relevance_score': scores[i],
+        'document': {'text': texts[i]} if asked.return_documents else None,
+      }
       for i in order[: asked.top_n].tolist()
     ]
-    return json_answer(RerankResponse(name, results, Usage(total, total)))
+    return json_answer({'model': name, 'results': results, 'usage': _usage(total)})
 
   def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     return [
@@ -128,74 +162,76 @@ class Routes(Service):
       if grant.may_use('indexes', name) and index.takes(prompt, self.engine)
     ]
 
-  def _card(self, grant: Grant, name: str, about: Version) -> PromptCard:
+  def _card(self, grant: Grant, name: str, about: Version) -> dict[str, Any]:
+    """What the server says of a prompt; of a refused one, most fields are empty."""
     spec, index = about.spec, about.meta.get('index')
-    return PromptCard(
-      name=name,
-      sha256=about.sha256,
-      kind=about.meta.get('kind', ''),
-      lengths=about.lengths,
-      pooling=spec.pooling,
-      normalize=spec.normalize,
-      shift_positions=about.shift_positions,
-      query_max_length=spec.query_max_length,
-      passage_max_length=spec.passage_max_length,
-      bytes=about.nbytes,
-      modified=about.modified,
-      index=index if isinstance(index, str) else None,
-      searches=[] if about.refused else self._searches(grant, about),
-      task=about.meta.get('task'),
-      metrics=about.meta.get('metrics'),
-      refused=about.refused,
-    )
+    return {
+      'name': name,
+      'sha256': about.sha256,
+      'kind': about.meta.get('kind', ''),
+      'lengths': about.lengths,
+      'pooling': spec.pooling,
+      'normalize': spec.normalize,
+      'shift_positions': about.shift_positions,
+      'query_max_length': spec.query_max_length,
+      'passage_max_length': spec.passage_max_length,
+      'bytes': about.nbytes,
+      'modified': about.modified,
+      'index': index if isinstance(index, str) else None,
+      'searches': [] if about.refused else self._searches(grant, about),
+      'task': about.meta.get('task'),
+      'metrics': about.meta.get('metrics'),
+      'refused': about.refused,
+    }
 
-  async def _model_cards(self, request: Request) -> list[ModelCard]:
+  async def _model_cards(self, request: Request) -> list[dict[str, Any]]:
     library = self.engine.library
     models = [(library.name, library.bare)]
     models += [one for one in await asyncio.to_thread(library.listing) if not one[1].refused]
     return [
-      ModelCard(id=id_, created=int(version.modified or _STARTED))
+      {
+        'id': id_,
+        'object': 'model',
+        'created': int(version.modified or _STARTED),
+        'owned_by': 'dprjax',
+      }
       for name, version in models
       if request.state.grant.may_use('prompts', name)
       for id_ in ([f'{name}:{side}' for side in SIDES] if version.two_sided else [name])
     ]
 
-  @serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
-    return json_answer(ModelList(data=await self._model_cards(request)))
+    return json_answer({'object': 'list', 'data': await self._model_cards(request)})
 
-  @serves('GET', '/v1/models/{name:path}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
     for card in await self._model_cards(request):
-      if card.id == asked:
+      if card['id'] == asked:
         return json_answer(card)
     raise UnknownPrompt(asked)
 
-  @serves('GET', '/v1/prompts', 'The prompts and their metadata', PromptList)
   async def _prompts(self, request: Request) -> Response:
     engine = self.engine
     found = await asyncio.to_thread(engine.library.listing)
     grant = request.state.grant
     may_use = grant.may_use
     return json_answer(
-      PromptList(
-        backbone=engine.library.name,
-        backbone_sha256=engine.backbone.sha256,
-        tokenizer_sha256=engine.tokenizer.sha256,
-        backbone_bytes=engine.bank.backbone_bytes,
-        prompts=[
+      {
+        'backbone': engine.library.name,
+        'backbone_sha256': engine.backbone.sha256,
+        'tokenizer_sha256': engine.tokenizer.sha256,
+        'backbone_bytes': engine.bank.backbone_bytes,
+        'prompts': [
           self._card(grant, name, about) for name, about in found if may_use('prompts', name)
         ],
-        indexes={
+        'indexes': {
           name: len(index) for name, index in self.indexes.items() if may_use('indexes', name)
         },
-        searches=self._searches(grant, engine.library.bare),
-        rerankers=[name for name in self.rerankers if may_use('rerankers', name)],
-      )
+        'searches': self._searches(grant, engine.library.bare),
+        'rerankers': [name for name in self.rerankers if may_use('rerankers', name)],
+      }
     )
 
-  @serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
     name, library = request.path_params['name'], self.engine.library
     self.check_sees(request, name)
@@ -207,15 +243,6 @@ class Routes(Service):
       return Response(content, media_type=_OCTETS)
     return json_answer(self._card(request.state.grant, name, about))
 
-  @serves(
-    'PUT',
-    _PROMPT,
-    'Add or replace a prompt',
-    PromptCard,
-    asked=bytes,
-    statuses=(200, 201),
-    role=keys.WRITE,
-  )
   async def _put(self, request: Request) -> Response:
     name, library = request.path_params['name'], self.engine.library
     if not NAME.fullmatch(name):
@@ -228,7 +255,6 @@ class Routes(Service):
     card = self._card(request.state.grant, name, about)
     return json_answer(card, 201 if before is None else 200)
 
-  @serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.WRITE)
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     self._check_change(request, name)
@@ -254,3 +280,7 @@ class Routes(Service):
       before or 'none',
       after or 'none',
     )
+
+
+def _usage(tokens: int) -> dict[str, int]:
+  return {'prompt_tokens': tokens, 'total_tokens': tokens}

@@ -21,8 +21,6 @@ from dprjax.serving.options import Network
 
 logger = logging.getLogger('dprjax')
 
-_ORIGIN = re.compile(r'https?://(?:[A-Za-z0-9.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?')
-
 
 def check(network: Network) -> None:
   """Raises InputError for a server that is open to others without keys, or a bad name."""
@@ -33,11 +31,6 @@ def check(network: Network) -> None:
   for name in network.allowed_hosts:
     if '*' in name.removeprefix('*.'):
       raise InputError(f'--allowed_hosts={name}: expected NAME or *.NAME')
-  for origin in network.cors:
-    if origin == '*' and network.keys is None:
-      raise InputError('--cors=* lets every page of a browser use this server; it needs --keys')
-    if origin != '*' and not _ORIGIN.fullmatch(origin):
-      raise InputError(f'--cors={origin}: expected https://NAME or https://NAME:PORT')
 
 
 def is_loopback(host: str) -> bool:
@@ -47,9 +40,7 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def make_server(
-  app: Any, drain_seconds: int, *, lame_duck: float = 0.0, root_path: str = ''
-) -> Any:
+def make_server(app: Any, drain_seconds: int, *, lame_duck: float = 0.0) -> Any:
   """A ``uvicorn.Server`` of an ``App``, which begins to compile.
 
   At SIGTERM it goes on for ``lame_duck`` seconds, in which every answer ends its connection; at an
@@ -81,7 +72,6 @@ def make_server(
     access_log=False,
     lifespan='off',
     server_header=False,
-    root_path=root_path,
     timeout_graceful_shutdown=drain_seconds,
     timeout_keep_alive=75,  # longer than a balancer keeps an idle connection
   )

@@ -35,9 +35,6 @@ class Wanted(NamedTuple):
   """The vectors that a request asks for.
 
   Attributes:
-    name, side: of the prompt.
-    said: whether the request names the side.
-    dimensions: None: all.
     cut: whether texts that are too long may lose their end.
   """
 
@@ -93,7 +90,6 @@ def split(model: str, default: str, task: str | None = None) -> tuple[str, str, 
   """The name of a prompt, the side, and whether it was named: 'qa:query' gives 'qa', 'query', True.
 
   Args:
-    model: may name the side.
     task: ``input_type`` of the request, which may name the side.
 
   Raises:

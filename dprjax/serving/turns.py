@@ -85,11 +85,7 @@ class Turns:
     self._past = {tenant: tag for tenant, tag in self._past.items() if tag > self._now}
 
   def next(self, among: Iterable[Tenant] | None = None) -> Tenant | None:
-    """The tenant to serve; the first to join of those with equal tags.
-
-    Args:
-      among: tenants with work; default: all.
-    """
+    """The tenant to serve; the first to join of those with equal tags."""
     return min(self._tags if among is None else among, key=self._tags.__getitem__, default=None)
 
   def pay(self, tenant: Tenant, cost: float) -> None:
@@ -119,8 +115,6 @@ class SlicedJob:
 
   Attributes:
     future: its result. Cancelling it ends the job after the slice that runs.
-    cost: of the next slice.
-    tenant, spent: the owner, and what is called with the cost of a finished slice.
   """
 
   def __init__(self, steps: Steps, tenant: Tenant = NOBODY, spent: Spent = ignore):

@@ -32,10 +32,10 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
     short = codes.decode(codes.encode(short, code), code)
   best = exact.search(codes.cut(queries, 9, True), short, 4)
   found = search(index, queries, [''] * 3, 4)
-  scores = [[hit.score for hit in hits] for hits in found]
+  scores = [[hit['score'] for hit in hits] for hits in found]
   np.testing.assert_allclose(scores, best.scores, rtol=1e-5)
   if dtype != 'binary':  # whose scores tie
-    assert [[hit.id for hit in hits] for hits in found] == [
+    assert [[hit['id'] for hit in hits] for hits in found] == [
       [f'd{row}' for row in rows] for rows in best.rows
     ]
 
@@ -48,7 +48,7 @@ def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
   index.compile()
   for k in (1, 5, 7):
     (hits,) = search(index, np.ones((1, 4), np.float32), [''], k)
-    assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
+    assert [hit['id'] for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
 
 
 @pytest.mark.slow

@@ -15,11 +15,7 @@ from dprjax.models.pooling import IDENTITY, Dense
 
 @flax.struct.dataclass
 class Linear(Adapter):
-  """Maps a vector x to ``x + x change``.
-
-  Attributes:
-    change: the map without the identity, shared or one for each example.
-  """
+  """Maps a vector x to ``x + x change``."""
 
   change: Float[Array | np.ndarray, '*B D D']
 

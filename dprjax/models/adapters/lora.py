@@ -183,12 +183,7 @@ def to_peft(
 
 
 class Module(NamedTuple):
-  """A linear module of a layer in transformers.
-
-  Attributes:
-    names: for `Adapter.project`; several for a fused module.
-    shape: [O, I].
-  """
+  """A linear module of a layer in transformers."""
 
   module: str
   layer: int

@@ -40,7 +40,6 @@ class Config(Shape):
   """The shape of a Llama-like encoder. Hashable, so it can be a static argument of ``jax.jit``.
 
   Attributes:
-    rope: the rotation of queries and keys by positions.
     windowed: whether each layer has a window; empty: none has.
     reach: in a layer with a window, how many places before its own a token sees, and as many after
       it unless ``causal``.
@@ -48,11 +47,9 @@ class Config(Shape):
     gated: whether one of two products in the MLP passes the activation and multiplies the other.
     qkv_bias, output_bias, mlp_bias, down_bias: whether these dense layers have biases;
       ``down_bias`` is the last layer of an MLP without other biases.
-    head_norms: whether queries and keys of each head have a norm.
     after_norms: whether a norm also follows each half of a layer.
     norm_offset: norms multiply by this plus their scale.
     score_scale: scores are divided by the root of this; 0: of the head size.
-    embedding_scale: word embeddings are multiplied by this.
   """
 
   model_type: str
@@ -351,7 +348,6 @@ def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: A
   """The shape in a config.json.
 
   Args:
-    kind: `Config` or a subclass.
     traits: its fields that override the keys of Llama, or that `Config` lacks.
   """
   heads = keys.num_attention_heads

@@ -24,11 +24,6 @@ class Config(llama.Config):
   """The shape of a ModernBERT encoder.
 
   Attributes:
-    norm_bias: whether norms have biases.
-    decoder_bias: whether the output layer of the masked-LM head has a bias.
-    classifier_bias: whether the dense layer of heads has a bias.
-    classifier_act: the activation of heads.
-    classifier_pooling: of the sequence-classification head, 'cls' or 'mean'.
     pad_token_id: written to config.json, where PyTorch expects an id in the vocabulary.
   """
 

@@ -25,12 +25,7 @@ from dprjax.models.families import llama
 
 @dataclasses.dataclass(frozen=True)
 class Config(llama.Config):
-  """The shape of a T5 encoder.
-
-  Attributes:
-    buckets: of distances.
-    far: all distances from here on share a bucket.
-  """
+  """The shape of a T5 encoder."""
 
   buckets: int = 32
   far: int = 128

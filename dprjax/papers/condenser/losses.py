@@ -25,9 +25,7 @@ class Masked(NamedTuple):
   """Tokens, some of them masked.
 
   Attributes:
-    tokens: the encoder input.
     positions: of the masked tokens, rising; 0 if a row has fewer than M.
-    targets: the original tokens at ``positions``.
     weights: 1, or 0 beyond the masked tokens of a row.
   """
 
@@ -60,7 +58,6 @@ def mask_tokens(
   Args:
     words: the word number of each token; -1 at special tokens and padding, which are never masked.
       Neighbouring words have different numbers.
-    rate: the fraction of maskable tokens to mask; static.
     replacements: the ids of random tokens: all but the special ones.
 
   Returns:
@@ -143,11 +140,6 @@ def mlm_loss(
   States at ``positions`` are gathered first, so the largest array is [B, M, V], a seventh of [B, T,
   V].
 
-  Args:
-    hidden: the last states of the encoder or of the Condenser head.
-    positions: of masked tokens, from ``mask_tokens``.
-    targets: the original tokens at ``positions``.
-    weights: 1 for a masked token, 0 for padding.
 
   Returns:
     The weighted sums of cross-entropies, of ones, and of correct predictions.
@@ -213,8 +205,6 @@ def nt_xent_scores(
 
   Args:
     texts: in the order of ``interleave``.
-    everything: all texts, gathered to all devices.
-    row: rows of ``texts`` in ``everything``; None: all.
     keys: ``text_keys`` of all texts. Equal texts, and siblings of equal texts, are not negatives.
   """
   logits = contrastive.inner_products(texts, everything) / temperature

@@ -148,9 +148,6 @@ class PassageCache:
   """An open cache of passages.
 
   Attributes:
-    settings: its inputs, as in documents.json.
-    num_tokens: tokens of each passage, without special ones.
-    num_sentences: sentences of each passage.
     passages: the rows: `tokens`; `words`, the word number of each token, from 0 in each passage;
       `ends`, the end of each sentence in `tokens`.
   """
@@ -198,9 +195,7 @@ def build_documents(
   left out. The report counts all of these.
 
   Args:
-    paths: files and folders.
     passage_length: the most tokens of a passage, without special tokens.
-    language: whose rules split sentences, see `split_sentences`.
   """
   path = epath.Path(directory)
   settings = {

@@ -64,17 +64,11 @@ def make_view_batches(
   likewise with its own T, unless views='one'; `passage_index` [B] int32, rows of ``texts``.
 
   Args:
-    tokenizer: the tokenizer of ``texts``.
-    batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal
-      blocks.
-    views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence.
-    unit: of siblings: 'sentence' or 'span'.
     span_length: the most tokens of a span. Passages shorter than two spans are halved; those
       shorter than two spans of ``MIN_SPAN`` are skipped. Spans start at words if they can without
       overlap, so the second may lose the end of its last word.
     max_length: tokens of a text, with special ones. A longer sentence is cut; a longer passage is
       cut to a window, for ict of whole sentences around the first text.
-    buckets: padded lengths; a batch takes the smallest that holds it.
   """
   spans = views == 'siblings' and unit == 'span'
   room = max_length - tokenizer.num_specials

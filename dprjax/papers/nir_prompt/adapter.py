@@ -199,12 +199,7 @@ def text_tokens(
   template: int,
   backbone: Backbone,
 ) -> list[int]:
-  """The most tokens of each text, without special tokens.
-
-  Args:
-    lengths: the same with special tokens, by side.
-    template: tokens around the texts.
-  """
+  """The most tokens of each text, without special tokens."""
   counts = [length - tokenizer.num_specials for length in lengths.values()]
   most = backbone.config.max_tokens
   if min(counts) < 1 or sum(counts) + template > most:

@@ -36,7 +36,6 @@ class Examples(Protocol):
   """A data set for batches: `batches.Feed`, and the feeds of `papers.nir_prompt.pairs`.
 
   Attributes:
-    size: the number of examples.
     counts: for each key of indices in a batch, the number of rows that it refers to.
   """
 
@@ -82,12 +81,8 @@ def make_batches(
   Row numbers (`passage_index` and so on) are offset by data set; `split_rows` removes the offset.
 
   Args:
-    tasks: the data sets, whose batches have the same keys.
-    arrangement: one of `ARRANGEMENTS`.
-    batch_size: rows of the global batch; process i has the i-th of ``process_count`` equal blocks.
     per_task: examples of a data set in an epoch; 0: the size of the smallest, at least its share of
       a batch.
-    buckets: padded lengths of first and second texts.
   """
   own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
   if not per_task:

@@ -67,8 +67,6 @@ def find_tasks(
   `pairs.PairFeed`. Row numbers are offset by task.
 
   Args:
-    section: ``config.data``, shared by all tasks.
-    templates: of the method; by default the special tokens of texts.
     numbered: whether ``Model.embed`` takes the task of each row as its last argument.
   """
   if not config.tasks:

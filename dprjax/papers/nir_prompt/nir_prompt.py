@@ -61,12 +61,10 @@ class Prompts(NamedTuple):
   """The prompts of a run.
 
   Attributes:
-    names: the tasks, by number.
     templates: of the tasks; ``bare`` has no prompt slots.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
     table: ``params ->`` the learned vectors of all tasks, or None.
     weights: ``params -> metrics``, the weights of a sum.
-    sources: the tasks in the sum.
   """
 
   names: tuple[str, ...]

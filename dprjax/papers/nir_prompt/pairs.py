@@ -53,8 +53,6 @@ class PairSource:
   """Which pairs to read.
 
   Attributes:
-    path: the folder of the splits.
-    split: the name of a file without ending.
     hold_out, held_out: as in ``sources.Source``, by a hash of both texts.
     max_pairs: the most pairs, half of each label, also chosen by a hash.
   """

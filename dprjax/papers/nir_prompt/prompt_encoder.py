@@ -18,12 +18,7 @@ LSTM_LAYERS = 2
 
 
 class PromptEncoder(nn.Module):
-  """The encoder of one slot, with the initial values of PyTorch.
-
-  Attributes:
-    length: P.
-    width: H.
-  """
+  """The encoder of one slot, with the initial values of PyTorch."""
 
   length: int
   width: int

@@ -73,7 +73,6 @@ class Spec(NamedTuple):
   """The templates of one task.
 
   Attributes:
-    kinds: of input.
     words: of prompt slots with literal words, such as ``query/P1``.
     lengths: P of the other prompt slots.
   """
@@ -87,9 +86,7 @@ class TaskTemplates(NamedTuple):
   """The templates of several tasks, by task number.
 
   Attributes:
-    templates: by kind of input and task number.
     rows: the table slots in order: task number, name and P.
-    pad_id: the padding token.
   """
 
   templates: Mapping[str, tuple[Template, ...]]
@@ -106,7 +103,6 @@ class TaskTemplates(NamedTuple):
     """Builds the templates.
 
     Args:
-      specs: by task number, of equal kinds.
       vocab_size: of the encoder. Token ids from here on are learned vectors.
     """
     if tokenizer.mask_id is None:
@@ -198,8 +194,6 @@ def encode(
 ) -> tuple[Filled, Float[Array, 'B T H']]:
   """Fills templates and encodes them.
 
-  Args:
-    length: T, at least the length of the longest filled template.
 
   Returns:
     The rows and the last hidden states.
@@ -220,12 +214,7 @@ def answer(
   options: EncoderOptions,
   **kwargs: Any,
 ) -> Float[Array, 'B V']:
-  """The logits at [MASK] of pairs.
-
-  Args:
-    head: the masked-LM head, which computes in the dtype of ``options``.
-    config, params, templates, texts, length, numbers, kwargs: as for ``encode``.
-  """
+  """The logits at [MASK] of pairs."""
   filled, hidden = encode(
     config, params, templates, 'pair', texts, length, numbers, options=options, **kwargs
   )
@@ -249,11 +238,6 @@ def vectors(
 
   Templates have their own poolings: 'mask', the state at [MASK]; 'mean', over the tokens of the
   text; 'cls'.
-
-  Args:
-    templates, kind: templates of the tasks and the kind of input.
-    filled, hidden: the rows and their last hidden states.
-    specs, which: as for ``embed.of_states``.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs
   pooled = [{'mask': '[MASK]', 'mean': 'text'}.get(spec.pooling) for spec in specs]

@@ -81,7 +81,6 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
   """Writes papers as a BEIR folder: titles are queries, abstracts passages, without a title.
 
   Args:
-    papers: with title, passage and categories.
     own: whether only the abstract of the same paper is relevant to a title; otherwise all abstracts
       with a common category are.
 
@@ -132,7 +131,6 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
   """Writes a folder for each split with papers; returns numbers of judgements.
 
   Args:
-    path: as for `read_papers`.
     sizes: papers of each split; 0: none, but for train all that are left.
   """
   report = ReadReport()

@@ -31,10 +31,8 @@ def document_losses(
 
   Args:
     queries, passages: of unit length.
-    categories: of each document, -1 unused.
     passage_index, relevant: as in ``contrastive.info_nce``.
     rows: documents that a device scores at a time.
-    temperature: gamma.
 
   Returns:
     qp (Eq. 4), qq (Eq. 3; 0 without another positive), and whether the own passage ranks first.
@@ -97,9 +95,6 @@ def topic_topic_loss(
 ) -> Float[Array, '']:
   """Hinge loss: passages are closer under the same prompt than under different ones (Eq. 5); mean
   over topics.
-
-  Args:
-    vectors: n passages under all K prompts, of unit length.
   """
   count, topics, _ = vectors.shape
   everything = jax.lax.with_sharding_constraint(vectors, NamedSharding(mesh, P()))

@@ -84,10 +84,7 @@ class Topics:
   """A topic model.
 
   Attributes:
-    meta: its kind and options.
-    names: words of each topic, most probable first.
     sizes: documents of each topic, largest first.
-    vocabulary: known words, ascending.
     distributions: word distributions of the background and each topic.
   """
 
@@ -248,14 +245,11 @@ class TopicSettings(NamedTuple):
   """Settings for finding topics.
 
   Attributes:
-    kind: one of `KINDS`.
     topics: Ks, the number of topics kept.
-    sweeps: Gibbs sweeps over all documents.
     alpha, eta: Dirichlet parameters: of the levels of a document or topics, and of the words of a
       topic.
     gamma: larger values make hLDA open new topics more often.
     min_documents: documents that a word must occur in.
-    seed: of all draws.
   """
 
   kind: str = 'hlda'
@@ -272,7 +266,6 @@ class Fitted(NamedTuple):
   """Topics, and statistics about finding them.
 
   Attributes:
-    topics: the model.
     own: the topic that the method gave each document; -1 if dropped or none.
     assigned: the topic of each document by the model.
     all_sizes: documents of every topic found, descending.
@@ -314,12 +307,7 @@ def fit(
   settings: TopicSettings,
   where: str = 'the documents',
 ) -> Fitted:
-  """Finds the topics of documents.
-
-  Args:
-    settings: see `TopicSettings`.
-    where: names the documents in messages.
-  """
+  """Finds the topics of documents."""
   tokens = [words(text) for text in given.texts(texts)]
   spread = collections.Counter(word for row in tokens for word in set(row))
   vocabulary = sorted(word for word, count in spread.items() if count >= settings.min_documents)

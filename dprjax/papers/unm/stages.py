@@ -48,7 +48,6 @@ class Stages:
 
     Args:
       makes: the file or folder that only this stage makes; None: runs every time.
-      reads: input files and folders, besides the command line.
       scratch: the folder of the stage, removed before it runs on changed input.
     """
     name, *arguments = command

@@ -2,8 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from dprjax.papers.condenser import losses as masking
 
@@ -80,25 +78,6 @@ def test_choice_equals_plain_python():
     3,
   )
   np.testing.assert_array_equal(by_hand, [[False, True, True, False, False, False, True]])
-
-
-@pytest.mark.slow
-def test_eight_devices_draw_as_one(drawn):
-  tokens, words, masked = drawn
-  mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
-  placed = [jax.device_put(array, NamedSharding(mesh, P('data'))) for array in (tokens, words)]
-  for one, two in zip(masked, draw(*placed), strict=True):
-    np.testing.assert_array_equal(one, two)
-  # Rows do not wait for one another.
-  compiled = (
-    mask_tokens.lower(jax.random.key(0), *placed, mask_id=MASK, replacements=REPLACEMENTS)
-    .compile()
-    .as_text()
-  )
-  assert not any(
-    f'{name}(' in compiled
-    for name in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute')
-  )
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from dprjax.training.method import Model, Parts
 from tests import beir
 from tests.options import with_options
 from tests.refusals import refused
-from tests.training.conftest import WORDS, assert_goes_on
+from tests.training.conftest import WORDS
 
 PI = [
   ('oak elm', 'oak', 1),
@@ -119,21 +119,6 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     assert data.ids(batch).startswith(f'{name}: ') and data.ids(batch).count(' with d') == 4
     assert all(f'{query[0]} with d' in data.ids(batch) for query in queries)
   assert all((tmp_path / 'run' / 'token_cache' / name / 'train').is_dir() for name in ('qa', 'dr'))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('form', ['retrieval', 'pairs'])
-def test_goes_on_where_it_stopped(start, batches_of, form):
-  names = ('qa', 'dr') if form == 'retrieval' else ('qa', 'dr', 'pi')
-  for arrangement in ('balanced', 'random_task'):
-    assert_goes_on(
-      lambda arrangement=arrangement: start(
-        *names, form=form, arrangement=arrangement, batch_size=6
-      ),
-      batches_of,
-      3,
-      4,
-    )
 
 
 @pytest.fixture

@@ -5,15 +5,10 @@ killed between tasks.
 import pathlib
 import re
 
-import numpy as np
 import pytest
 
-from dprjax import Retriever, load_prompt
-from dprjax.text import sources
 from dprjax.training import config as configs
-from dprjax.training import exporting, train
 from tests.refusals import refused
-from tests.workdirs import metrics_of
 
 ROOT = pathlib.Path(__file__).parents[3]
 RETRIEVER = ('dialogue', 'qa', 'retrieval')
@@ -106,51 +101,3 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
 def test_arguments_that_cannot_be(recipe, message):
   with refused(message):
     parse(recipe)
-
-
-@pytest.fixture(scope='module')
-def go(one_device, tmp_path_factory):
-  """``go(recipe, *flags)`` -> the workdir of a training as short as it may be.
-
-  Six updates, two checkpoints, docstrings of small packages.
-  """
-  short = [
-    '--config.steps=6',
-    '--config.eval.every=6',
-    '--config.checkpoint.every=3',
-    '--config.eval.corpus_limit=20',
-    '--config.log_every=1',
-    '--config.backbone.vocab_size=1000',
-  ]
-
-  def run(recipe, *flags, workdir=None):
-    workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
-    few = ['--config.cross_encoder.dev_queries=4'] if recipe.startswith('reranker') else []
-    given = [f'--config={ROOT}/configs/nir_{recipe}', *short, *few, *flags]
-    train.train(configs.parse(given), workdir)
-    return workdir
-
-  return run
-
-
-@pytest.mark.slow
-def test_a_tasks_prompt_is_compared_with_the_bare_encoder_and_exported(go, tmp_path, caplog):
-  two = ('--config.steps=2', '--config.eval.every=2')
-  workdir = go('retriever.py:mdm=qa,local', *two, '--config.eval.corpus_limit=0')
-  found = metrics_of(workdir)[0]
-  # As dprjax.encode runs the backbone without a prompt, at its own lengths.
-  data = workdir / 'data' / 'qa'
-  dataset = sources.load_dataset(sources.Source(str(data), split='dev'))
-  retriever = Retriever.load(workdir / 'backbone')
-  retriever.index(data / 'corpus.jsonl')
-  hits = retriever.search([query.text for query in dataset.queries], k=10)
-  ranks = [
-    next((1 / (i + 1) for i, hit in enumerate(row) if hit.id in dataset.qrels[query.id]), 0)
-    for query, row in zip(dataset.queries, hits, strict=True)
-  ]
-  assert found['dev/qa/RR@10'] == pytest.approx(np.mean(ranks), abs=1e-6)
-  # Two updates are no gain, and other stages may use the prompt all the same.
-  out = exporting.export(workdir, tmp_path / 'qa.npz')
-  gain = load_prompt(out).meta['gain']
-  assert gain['baseline'] == found['dev/mean'] and not gain['better']
-  assert 'before the training' in caplog.text

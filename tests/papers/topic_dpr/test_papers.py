@@ -134,15 +134,6 @@ FOUR = [
 ]
 
 
-def test_related():
-  assert {query: list(found) for query, found in papers.related(FOUR).items()} == {
-    'a': ['a', 'b', 'd'],
-    'b': ['a', 'b'],
-    'c': ['c', 'd'],
-    'd': ['a', 'c', 'd'],
-  }
-
-
 @pytest.mark.parametrize('own', [True, False])
 def test_the_beir_folder(tmp_path, own):
   papers.write_beir(tmp_path / 'beir', FOUR, 'dev', own)

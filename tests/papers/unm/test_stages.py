@@ -1,15 +1,10 @@
 """A stage runs once, and again when its input changes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 from etils import epath
 
-from dprjax.base import outputs
 from dprjax.papers.unm.stages import Stages
 from tests.refusals import refused
 
@@ -60,36 +55,6 @@ def test_a_stage_that_fails_ends_the_process_and_is_not_done(tmp_path, scored, c
   assert json.loads((tmp_path / 'stages.json').read_text())[str(out)]['done'] is False
   with refused('dprjax.nonesuch'):
     stages(tmp_path).run('Nothing', ['nonesuch'])
-
-
-# Holds a lock and runs a command that sleeps, as a pipeline holds its folder and runs a stage.
-HOLD_AND_RUN = """
-import sys
-from etils import epath
-from dprjax.base import outputs
-from dprjax.papers.unm import stages
-with outputs.hold(epath.Path(sys.argv[1]), 'a folder'):
-  stages._run([sys.executable, '-c', 'import time; print("runs", flush=True); time.sleep(600)'])
-"""
-
-
-def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
-  lock = epath.Path(tmp_path / '.lock')
-  with subprocess.Popen(
-    [sys.executable, '-c', HOLD_AND_RUN, lock], stdout=subprocess.PIPE, start_new_session=True
-  ) as parent:
-    assert parent.stdout.readline() == b'runs\n'
-    parent.kill()
-    parent.wait()
-    try:
-      with refused('folder'), outputs.hold(lock, 'a folder'):
-        pass
-    finally:
-      os.killpg(parent.pid, signal.SIGKILL)
-    assert parent.stdout.read() == b''  # the command has ended
-  with outputs.hold(lock, 'a folder'):
-    assert outputs.held()
-  assert not outputs.held()
 
 
 @pytest.mark.slow
