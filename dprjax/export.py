@@ -10,9 +10,7 @@ model card:
     python -m dprjax.export --workdir=runs/mine --out=model --format=sentence-transformers \\
         --base_model=sentence-transformers/all-MiniLM-L6-v2 --card=true
 
---from takes an earlier export, or a prefix adapter of PEFT, in place of a workdir:
-
-    python -m dprjax.export --from=adapter --backbone=DIR --out=prompt.npz
+--from takes an exported prompt in place of a workdir.
 """
 
 import argparse
@@ -24,7 +22,6 @@ from dprjax.base import cli, flags, repository
 from dprjax.base.flags import flag
 
 FORMATS = ('npz', 'peft', 'sentence-transformers')
-_SETTINGS = ('pooling', 'normalize', 'query_max_length', 'passage_max_length')
 
 
 def _reference(text: str) -> repository.Reference:
@@ -46,7 +43,7 @@ def _licence(text: str) -> str:
 class Flags:
   workdir: str | None = flag('of the training run', None, either='source')
   source: str | None = flag(
-    'a prompt.npz, or a folder or repository of one or of a PEFT prefix adapter',
+    'a prompt.npz, or a folder or repository with one',
     None,
     name='from',
     metavar='PATH|USER/NAME',
@@ -67,12 +64,6 @@ class Flags:
   backbone: str | None = flag(
     'with --from: the frozen encoder (default: the one named there)', None
   )
-  pooling: str | None = flag(
-    'with --from, for PEFT adapters: cls, mean, ... (default: that of the backbone)', None
-  )
-  normalize: bool | None = flag('with --from, for PEFT adapters: unit length', None)
-  query_max_length: int | None = flag('likewise: tokens', None)
-  passage_max_length: int | None = flag('likewise: tokens', None)
   base_model: repository.Reference | None = flag(
     'the backbone on the hub, for the card and for adapters',
     None,
@@ -95,7 +86,7 @@ def _command(args: Flags) -> None:
   if not args.card:
     flags.refuse(args, ('license', 'metrics', 'name'), 'card=true')
   if args.source is None:
-    flags.refuse(args, ('backbone', *_SETTINGS), 'from')
+    flags.refuse(args, ('backbone',), 'from')
   else:
     flags.refuse(args, ('step', 'method', 'force'), 'workdir')
   with cli.loading():
@@ -107,8 +98,7 @@ def _command(args: Flags) -> None:
   if args.workdir is not None:
     exporting.export(args.workdir, args.out, args.step, args.method, options, args.force)
   else:
-    settings = {name: getattr(args, name) for name in _SETTINGS}
-    exporting.convert(args.source or '', args.out, args.backbone, settings, options)
+    exporting.convert(args.source or '', args.out, args.backbone, options)
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ from dprjax.base import mesh
 from dprjax.models import artifact
 from dprjax.models import prompt_folders as peft
 from dprjax.text.vector_spec import SIDES
-from tests import fake_hub, other_tools
+from tests import fake_hub, other_tools, peft_files
 from tests.refusals import command_refused, named_in, refused
 
 ALONE = 'alone', 'passage'  # which the bare backbone encodes
@@ -101,14 +101,6 @@ def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, na
       }
     settings = json.loads((out / 'tokenizer_config.json').read_text())
     assert settings['padding_side'] == 'right' and settings['model_max_length'] == 40
-    # And back: the same prompt, byte by byte except the name of the backbone.
-    back = tmp_path / f'{model_type}.npz'
-    status, err = command(export, f'--from={out}', f'--backbone={root}/backbone', f'--out={back}')
-    assert status == 0, err
-    before, after = load_prompt(root / f'{name}.npz'), load_prompt(back)
-    assert after.meta == before.meta and after.arrays.keys() == before.arrays.keys()
-    for key, array in before.arrays.items():
-      np.testing.assert_array_equal(after.arrays[key], array)
 
 
 @pytest.mark.filterwarnings('ignore')  # of peft and PyTorch
@@ -143,28 +135,19 @@ def test_the_snippet_of_a_card_gives_these_vectors(material, command, tmp_path, 
   np.testing.assert_allclose(found, own.encode(texts, 'query'), atol=1e-5)
 
 
-def test_an_adapter_that_peft_made_becomes_a_prompt(golden, material, command, tmp_path):
-  for model_type, root in material.items():
-    theirs = tmp_path / f'{model_type}-theirs'
-    theirs.mkdir()
-    for file in (peft.CONFIG, peft.WEIGHTS):
-      (theirs / file).write_bytes(golden[f'{model_type}/theirs/{file}'].tobytes())
-    out = tmp_path / f'{model_type}.npz'
-    flags = (f'--from={theirs}', f'--out={out}', '--pooling=mean', '--normalize=false')
-    status, err = command(export, *flags)
-    assert status == 2 and named_in(err, 'backbone')
-    status, err = command(export, *flags, f'--backbone={root}/backbone', '--passage_max_length=12')
-    assert status == 0, err
-    prompt = load_prompt(out)
-    assert prompt.meta['shift_positions']
-    assert prompt.of_side('query')['prefix'].shape == (2, 2, 4, 2, 8)
-    # As many tokens as there are positions for, less the prompt.
-    room = {'bert': 37, 'roberta': 36}[model_type]
-    assert [prompt.meta[f'{side}_max_length'] for side in SIDES] == [room, 12]
-  # Both sides have one prompt; one program is enough to compare.
+def test_a_prefix_that_peft_made_gives_its_vectors(golden, material, tmp_path):
+  root = material['roberta']
+  for file in (peft.CONFIG, peft.WEIGHTS):
+    (tmp_path / file).write_bytes(golden[f'roberta/theirs/{file}'].tobytes())
+  meta = load_prompt(root / 'plain.npz').meta
+  meta |= {'shift_positions': True, 'normalize': False, 'pooling': 'mean', 'passage_prefix': ''}
+  vectors = peft_files.prefix(peft_files.read(tmp_path)[1], load_backbone(root / 'backbone').config)
+  assert vectors.shape == (2, 2, 4, 2, 8)
+  out = tmp_path / 'theirs.npz'
+  artifact.save_prompt(out, artifact.Prompt(meta, {'prefix': vectors}))
   retriever = Retriever.load(root / 'backbone', out, batch_size=3, mesh=one_device())
-  vectors = retriever.encode(other_tools.TEXTS['passage'])
-  np.testing.assert_allclose(vectors, golden[f'{model_type}/theirs/passage'], atol=1e-5)
+  found = retriever.encode(other_tools.TEXTS['passage'])
+  np.testing.assert_allclose(found, golden['roberta/theirs/passage'], atol=1e-5)
 
 
 def test_a_sentence_transformers_folder(material, command, tmp_path):

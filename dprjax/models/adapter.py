@@ -21,7 +21,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base import extensions
@@ -323,18 +322,12 @@ class Peft(NamedTuple):
     type: ``peft_type`` in adapter_config.json.
     write: ``(where, model, meta, arrays) -> (config, tensors)`` of one adapter. Raises InputError,
       which begins with ``where``, if PEFT would give other vectors.
-    read: ``(folder, model, config, stored) -> (arrays, meta)``; ``stored`` are `weights.Stored` by
-      name. Raises InputError for the adapter of another backbone, or further tensors.
   """
 
   type: str
   write: Callable[
     [str, Any, Mapping[str, Any], Mapping[str, np.ndarray]],
     tuple[dict[str, Any], dict[str, np.ndarray]],
-  ]
-  read: Callable[
-    [epath.Path, Any, Mapping[str, Any], Mapping[str, Any]],
-    tuple[dict[str, np.ndarray], dict[str, Any]],
   ]
 
 

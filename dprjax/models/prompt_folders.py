@@ -1,4 +1,4 @@
-"""Prompts as folders of PEFT, read and written, and of sentence-transformers, without PyTorch.
+"""Prompts as folders of PEFT and of sentence-transformers, written without PyTorch.
 
     adapter_config.json         the method, and the shape of the backbone
     adapter_model.safetensors   the tensors, for instance prompt_embeddings [P, L * 2 * H]
@@ -14,32 +14,20 @@ and passages are in the folders ``query`` and ``passage``.
 Loading such a folder runs its code: ``SentenceTransformer(DIR, trust_remote_code=True)``.
 """
 
-import contextlib
-import json
-import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
-import numpy as np
 import safetensors.numpy
 from etils import epath
 
-from dprjax.base import files, version
-from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, write_json
-from dprjax.base.reading import parse_object, read, read_json_object
-from dprjax.models import adapter as adapters
-from dprjax.models import artifact, hub, sentence, weights
-from dprjax.models.adapter import Kind
+from dprjax.base.files import write_json
+from dprjax.base.reading import read
+from dprjax.models import artifact, hub, sentence
 from dprjax.models.family import Config
-from dprjax.models.hub import Backbone
 from dprjax.text.vector_spec import SIDES, of_meta
 
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'
 CODE = 'dprjax_prompt.py'
-_META = 'dprjax'  # key of the prompt meta in the metadata of the weights
 
 
 def write_adapters(
@@ -66,116 +54,7 @@ def write_adapters(
       'task_type': 'FEATURE_EXTRACTION',
     }
     write_json(place / CONFIG, dict(sorted(config.items())))
-    # Only one key: safetensors writes several in arbitrary order.
-    metadata = {_META: json.dumps(prompt.meta, ensure_ascii=False)}
-    (place / WEIGHTS).write_bytes(safetensors.numpy.save(tensors, metadata))
-
-
-class _Named(msgspec.Struct):
-  base_model_name_or_path: str | None = None
-
-
-def is_adapter(folder: PathLike) -> bool:
-  """Whether a folder has an adapter, or one for queries or passages."""
-  return bool(_sides(epath.Path(folder)))
-
-
-def _sides(root: epath.Path) -> list[str]:
-  return [side for side in ('', *SIDES) if (root / side / CONFIG).exists()]
-
-
-def base_model(folder: PathLike) -> str | None:
-  root = epath.Path(folder)
-  path = files.regular_file(root / _sides(root)[0] / CONFIG, 'adapter')
-  return read(path, 'adapter', _Named).base_model_name_or_path or None
-
-
-def read_prompt(
-  folder: PathLike, backbone: Backbone, tokenizer_sha256: str, name: str, settings: dict[str, Any]
-) -> artifact.Prompt:
-  """Reads an adapter, or one for queries and one for passages.
-
-  Args:
-    settings: keys of the prompt meta that replace those in the file. None keeps those of the file;
-      an adapter from another tool gets those of the backbone.
-  """
-  root = epath.Path(folder)
-  sides = _sides(root)
-  found = {side: _read(root / side, backbone) for side in (sides[:1] if '' in sides else sides)}
-  first = next(iter(found.values()))
-  if any((one.kind, one.stored) != (first.kind, first.stored) for one in found.values()):
-    raise InputError(f'{root}: the adapters of query and passage belong to different prompts')
-  own = first.stored or {
-    **backbone.spec.to_meta(),
-    'temperature': 1.0,  # unknown; only training reads it
-    'dprjax_version': version.__version__,
-  }
-  given = {key: value for key, value in settings.items() if value is not None}
-  meta = {
-    'format': artifact.FORMAT,
-    'version': artifact.VERSION,
-    'backbone': name,
-    'backbone_sha256': backbone.sha256,
-    'tokenizer_sha256': tokenizer_sha256,
-    **own,
-    **given,
-    'kind': first.kind.name,
-    **first.meta,
-    **({'sides': 'query'} if [*found] == ['query'] else {}),
-  }
-  arrays = {
-    f'{side}/{key}' if side else key: array
-    for side, one in found.items()
-    for key, array in one.arrays.items()
-  }
-  prompt = artifact.Prompt(meta, arrays, str(root))
-  shift = max(
-    int(adapter.shift_positions())
-    for side in SIDES
-    for adapter in prompt.adapters(side)
-    if adapter is not None
-  )
-  room, window = backbone.config.max_tokens - shift, backbone.config.window
-  if window is not None and shift:  # PEFT hides the prompt outside the window
-    room = min(room, window - shift)
-  artifact.check_content(prompt)
-  artifact.check_prompt(prompt, backbone.config, backbone.sha256, tokenizer_sha256)
-  for key in ('query_max_length', 'passage_max_length'):
-    if room < 1 or (key in given and meta[key] > room):
-      raise InputError(
-        f'--{key}={meta[key]}: {root} has room for {room} tokens beside {shift} virtual ones'
-      )
-    meta[key] = min(meta[key], room)
-  return prompt
-
-
-class _Found(NamedTuple):
-  kind: Kind
-  arrays: dict[str, np.ndarray]
-  meta: dict[str, Any]  # of the kind
-  stored: dict[str, Any]  # the whole meta; empty if dprjax did not write the adapter
-
-
-def _read(folder: epath.Path, backbone: Backbone) -> _Found:
-  files.refuse_special(folder)
-  path = folder / CONFIG
-  config = read_json_object(path, 'adapter')
-  kinds = {kind.peft.type: kind for kind in adapters.every().values() if kind.peft is not None}
-  named = config.get('peft_type')
-  if not isinstance(named, str) or named not in kinds:
-    raise InputError(f'{path}: peft_type is {named!r:.40}, expected {" or ".join(kinds)}')
-  # A pickle, adapter_model.bin, is never loaded.
-  file = files.regular_file(folder / WEIGHTS, 'weights of the adapter')
-  with contextlib.ExitStack() as stack:
-    handle = weights.open_file(file, stack)
-    stored = {name: weights.Stored(handle, name) for name in sorted(handle.keys())}
-    metadata: Mapping[str, str] = handle.metadata() or {}
-    form = kinds[named].peft
-    assert form is not None
-    arrays, meta = form.read(folder, backbone.config, config, stored)
-  text = metadata.get(_META)
-  whole = {} if text is None else parse_object(text, f'{os.fspath(file)}, metadata {_META!r}')
-  return _Found(kinds[named], arrays, meta, whole)
+    (place / WEIGHTS).write_bytes(safetensors.numpy.save(tensors))
 
 
 def write_prompted(folder: epath.Path, prompt: artifact.Prompt, backbone: hub.Backbone) -> None:

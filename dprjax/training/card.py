@@ -202,12 +202,6 @@ def _usage(options: ExportOptions, made: Made, base: str | None) -> Iterator[str
       "queries = retriever.encode(['a question'], side='query')\n"
       "passages = retriever.encode(['a passage'], side='passage')",
     )
-  else:
-    yield 'For `dprjax` it becomes a prompt file:'
-    yield _block(
-      'sh',
-      f'python -m dprjax.export --from={here} --backbone={base or "BACKBONE"} --out=prompt.npz',
-    )
 
 
 def _data(training: Training | None) -> Iterator[str]:

@@ -1,8 +1,6 @@
 """Exports of a run: prompts, adapters and Hugging Face directories."""
 
 import logging
-import types
-from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -236,51 +234,24 @@ def convert(
   source: epath.PathLike,
   out: epath.PathLike,
   backbone: str | None = None,
-  settings: Mapping[str, Any] = types.MappingProxyType({}),
   options: ExportOptions = ExportOptions(),  # noqa: B008 (immutable)
 ) -> epath.Path:
-  """Writes an exported prompt, or a PEFT prefix adapter, in another format.
+  """Writes an exported prompt in another format.
 
   Args:
-    source: a prompt.npz, a folder with one or with an adapter, or a hub repository with either,
-      USER/NAME or USER/NAME@REVISION.
+    source: a prompt.npz, a folder or a hub repository with one, USER/NAME or USER/NAME@REVISION.
     backbone: the frozen encoder; by default the one named in ``source``.
-    settings: pooling, normalize, query_max_length and passage_max_length of an adapter made by
-      PEFT; None: those of the backbone.
   """
-  out, found = epath.Path(out), _find(source)
+  out, found = epath.Path(out), artifact.locate(source)
   inputs = {'--from': found, '--backbone': backbone, '--metrics': list(options.metrics.values())}
   check_out(out, inputs, options)
-  prompt = None if found.is_dir() else artifact.load_prompt(found)
-  if prompt is not None and (
-    given := [key for key, value in settings.items() if value is not None]
-  ):
-    raise InputError(f'--{given[0]}: {source} has its own settings; leave out --{given[0]}')
-  named = prompt.meta['backbone'] if prompt else prompt_folders.base_model(found)
-  name = backbone or named
-  if name is None:
-    raise InputError(f'{source} names no backbone; add --backbone=DIR')
-  loaded = hub.load_backbone(name, on_disk=True)
+  prompt = artifact.load_prompt(found)
+  loaded = hub.load_backbone(backbone or prompt.meta['backbone'], on_disk=True)
   tokenizer = tokenizing.load_tokenizer(loaded.path).sha256
-  if prompt is None:
-    prompt = prompt_folders.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
-  else:
-    artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
+  artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
   done = f'of {found}'
   return _write(out, inputs, Made(product, prompt.meta, loaded, done, prompt.queries), options)
-
-
-def _find(source: epath.PathLike) -> epath.Path:
-  """A prompt file, or a folder with an adapter."""
-  found, reference = epath.Path(source), repository.parse(source)
-  names = (artifact.FILE, provenance.MARK, prompt_folders.CONFIG, prompt_folders.WEIGHTS)
-  if not found.exists() and found.suffix != '.npz' and reference is not None:
-    patterns = [f'{folder}{name}' for folder in ('', '*/') for name in names]
-    found = repository.fetch(reference, patterns, '--from')
-  if found.is_dir() and not (found / artifact.FILE).exists() and prompt_folders.is_adapter(found):
-    return found
-  return artifact.locate(found)
 
 
 def _write(

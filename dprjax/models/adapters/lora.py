@@ -3,24 +3,20 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
-from etils import epath
 from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import adapter as adapters
-from dprjax.models import weights
 from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
-from dprjax.models.weights import Stored
 
-_CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _Rank = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
 _Alpha = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 _Target = Annotated[str, msgspec.Meta(pattern=r'^[a-z_]+/[a-z_]+\Z', max_length=100)]
@@ -30,14 +26,6 @@ class _Meta(msgspec.Struct):
   rank: _Rank
   alpha: _Alpha
   targets: Annotated[list[_Target], msgspec.Meta(min_length=1)]
-
-
-class _Config(msgspec.Struct):
-  r: _Rank
-  lora_alpha: _Alpha
-  use_rslora: bool = False
-  bias: Literal['none'] = 'none'
-  init_lora_weights: bool | str = True
 
 
 @flax.struct.dataclass
@@ -203,64 +191,12 @@ def modules(model: Any) -> list[Module]:
   return found
 
 
-# Settings that make PEFT compute something else.
-_UNSUPPORTED = (
-  *('alora_invocation_tokens', 'alpha_pattern', 'arrow_config', 'kasa_config', 'layer_replication'),
-  *('lora_bias', 'modules_to_save', 'rank_pattern', 'use_bdlora', 'use_dora', 'use_qalora'),
-)
-_OTHER_BASE = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
-
-
-def from_peft(
-  folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """LoRA from PEFT. Layers of a projection without an adapter get zeros."""
-  where = str(folder / _CONFIG)
-  settings = convert(dict(config), where, _Config)
-  wrong = [key for key in _UNSUPPORTED if config.get(key)]
-  if str(settings.init_lora_weights).lower().startswith(_OTHER_BASE):
-    # It changed the backbone too; PEFT's path_initial_model_for_weight_conversion undoes that.
-    wrong.append('init_lora_weights')
-  for key in wrong:
-    raise InputError(f'{where}: {key} is {config[key]!r:.60}, which is not supported')
-  rank, file = settings.r, folder / _WEIGHTS
-  known = {f'{one.module}.weight': one for one in modules(model)}
-  arrays: dict[str, np.ndarray] = {}
-  pairs: dict[str, set[str]] = {}
-  for key, one in stored.items():
-    match = re.fullmatch(r'base_model\.model\.(.+)\.lora_([AB])\.weight', key)
-    module = match and known.get(model.family.canonical(f'{match[1]}.weight'))
-    a = match is not None and match[2] == 'A'
-    expected = module and ((rank, module.shape[1]) if a else (module.shape[0], rank))
-    if not match or not module or one.shape != expected:
-      raise InputError(
-        f'{file}: {key} {list(one.shape)} is not LoRA of rank {rank} of a projection in a '
-        f'{model.model_type} layer{f", {expected}" if expected else ""}'
-      )
-    pairs.setdefault(match[1], set()).add(match[2])
-    array = one.read()
-    parts = [array] * len(module.names) if a else np.split(array, len(module.names))
-    for name, part in zip(module.names, parts, strict=True):
-      stacked = arrays.setdefault(
-        f'{name}/{match[2].lower()}',
-        np.zeros((model.num_layers, *part.T.shape), np.float32),
-      )
-      stacked[module.layer] = part.T
-  half = sorted(module for module, own in pairs.items() if len(own) < 2)
-  if half or not pairs:
-    what = f'only one of lora_A and lora_B of {weights.listed(half)}' if half else 'no tensors'
-    raise InputError(f'{file}: has {what}')
-  alpha = settings.lora_alpha * (rank**0.5 if settings.use_rslora else 1)
-  targets = {name.rpartition('/')[0] for name in arrays}
-  return arrays, _meta(rank, alpha, [*targets])
-
-
 ADAPTER = Kind(
   'lora',
   'low-rank changes of projections',
   _arrays,
   _load,
   AdapterTraining(init, expand, _export),
-  peft=Peft('LORA', to_peft, from_peft),
+  peft=Peft('LORA', to_peft),
   merge=merge,
 )

@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
-from etils import epath
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import encoder
 from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
-from dprjax.models.weights import Stored
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = 'prompt_embeddings'
@@ -192,35 +190,6 @@ def to_peft(
   return config, {_TENSOR: np.ascontiguousarray(rows)}
 
 
-def from_peft(
-  folder: epath.Path, model: Any, config: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  layers, two, heads, size = one_position(model)
-  length = convert(dict(config), str(folder / _CONFIG), _Config).num_virtual_tokens
-  expected = {
-    'num_layers': layers,
-    'token_dim': heads * size,
-    'num_attention_heads': heads,
-    'num_transformer_submodules': 1,
-  }
-  for key, value in expected.items():
-    if config.get(key) not in (None, value):
-      raise InputError(
-        f'{folder / _CONFIG}: {key} is {config[key]!r:.40}, but the backbone has {value}; give its '
-        'own --backbone=DIR'
-      )
-  shape = length, layers * two * heads * size
-  if (found := {name: one.shape for name, one in stored.items()}) != {_TENSOR: shape}:
-    raise InputError(
-      f'{folder / _WEIGHTS}: has {found!s:.200}; {_CONFIG} and the backbone give only {_TENSOR} '
-      f'{shape}'
-    )
-  vectors = stored[_TENSOR].read().astype(np.float32).reshape(length, layers, two, heads, size)
-  return {'prefix': np.ascontiguousarray(vectors.transpose(1, 2, 0, 3, 4))}, {
-    'shift_positions': True
-  }
-
-
 ADAPTER = Kind(
   'prefix',
   'key and value vectors in every layer',
@@ -228,6 +197,6 @@ ADAPTER = Kind(
   lambda meta, arrays: [load(meta, arrays['prefix'])],
   AdapterTraining(init, expand, _export, of_text),
   row=_row,
-  peft=Peft('PREFIX_TUNING', to_peft, from_peft),
+  peft=Peft('PREFIX_TUNING', to_peft),
   code=pathlib.Path(__file__).parents[1] / 'dprjax_prompt.py.txt',
 )

@@ -13,11 +13,12 @@ from dprjax.models import artifact, encoder, hub
 from dprjax.models import prompt_folders as peft
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import lora
-from dprjax.models.adapters.lora import ADAPTER, Lora
+from dprjax.models.adapters.lora import Lora
 from dprjax.training import dual_encoder
 from dprjax.training.method import Parts
 from tests import reference
 from tests.options import check_options, with_options
+from tests.peft_files import lora_prompt
 from tests.refusals import refused
 
 BERT = ('attention/key', 'attention/output', 'attention/query', 'attention/value')
@@ -181,10 +182,6 @@ def theirs(golden, tmp_path):
   return load
 
 
-def read(backbone, adapter):
-  return peft.read_prompt(adapter, backbone, 'b' * 64, 'tiny', {})
-
-
 def vectors(states, mask):
   """Vectors of unit length, as users compare them; the states of some models magnify rounding."""
   pooled = reference.pool(np.asarray(states, np.float64), mask, 'mean', False)
@@ -200,7 +197,7 @@ def hidden(arrays, backbone, adapter):
 def test_states_are_those_of_peft_and_so_is_the_file(name, theirs, tmp_path):
   """In each family, by the names of its modules in transformers."""
   arrays, backbone, folder = theirs(name)
-  prompt = read(backbone, folder)
+  prompt = lora_prompt(folder, backbone.config, META)
   (adapter,) = prompt.adapters('query')
   mask, expected = arrays['mask'], vectors(arrays[f'{name}/hidden'], arrays['mask'])
   found = vectors(hidden(arrays, backbone, adapter), mask)
@@ -209,7 +206,7 @@ def test_states_are_those_of_peft_and_so_is_the_file(name, theirs, tmp_path):
   # And back, and forth again.
   out = tmp_path / 'back'
   peft.write_adapters(out, prompt, backbone.config, None)
-  again = read(backbone, out)
+  again = lora_prompt(out, backbone.config, META)
   found = vectors(hidden(arrays, backbone, again.adapters('query')[0]), mask)
   np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
   written = safetensors.numpy.load_file(out / peft.WEIGHTS)
@@ -226,7 +223,7 @@ def test_states_are_those_of_peft_and_so_is_the_file(name, theirs, tmp_path):
 def test_gradients_are_those_of_peft(name, theirs):
   """ModernBERT has queries, keys and values in one module, and the gate and inputs of the MLP."""
   arrays, backbone, folder = theirs(name)
-  (adapter,) = read(backbone, folder).adapters('query')
+  (adapter,) = lora_prompt(folder, backbone.config, META).adapters('query')
   mask, expected = arrays['mask'], arrays[f'{name}/hidden']
   weights = np.random.default_rng(9).standard_normal(expected.shape).astype(np.float32)
 
@@ -270,30 +267,3 @@ def test_peft_gives_the_same_states(name, theirs, tmp_path):
     ).last_hidden_state.numpy()
   found = vectors(hidden(arrays, backbone, adapter), mask)
   np.testing.assert_allclose(found, vectors(expected, mask), rtol=0, atol=2e-6)
-
-
-KEY = 'base_model.model.encoder.layer.1.attention.self.query.lora_A.weight'
-
-
-@pytest.mark.parametrize(
-  ('change', 'names'),
-  [
-    ({'config': {'use_dora': True}}, ('adapter_config.json', 'use_dora')),
-    ({'config': {'r': 2}}, ('adapter_model.safetensors', '[3, 24]', '(2, 24)')),
-    ({'tensors': {KEY: None}}, ('adapter_model.safetensors', 'lora_A')),
-    ({'tensors': {'base_model.model.pooler.weight': np.ones(3, np.float32)}}, 'bert'),
-  ],
-)
-def test_adapters_that_cannot_be_read(theirs, change, names):
-  _, backbone, folder = theirs('bert', **change)
-  with refused(names):
-    read(backbone, folder)
-
-
-def test_layers_without_an_adapter_get_zeros(theirs):
-  layer = {KEY: None, KEY.replace('lora_A', 'lora_B'): None}
-  _, backbone, folder = theirs('bert', tensors=layer)
-  prompt = read(backbone, folder)
-  a, b = (prompt.arrays[f'attention/query/{key}'] for key in 'ab')
-  assert not a[1].any() and not b[1].any() and a[0].any() and a[2].any()
-  assert ADAPTER.peft.type == 'LORA'
