@@ -1,13 +1,4 @@
-"""Pretraining a backbone for retrieval: masked LM, Condenser, coCondenser, RIP and ICT.
-
-``config.pretrain`` selects up to three loss terms and the texts:
-
-- masked language modelling on the last states (Devlin et al. 2019), of every text
-- Condenser: the same through a short head on [late CLS ; early tokens], with the same output
-  projection (Gao and Callan 2021)
-- contrastive: two texts of a passage against the other texts in the batch. RIP (DPTDR Eqs. 4 and 5)
-  and coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
-  against the rest of its passage, uses InfoNCE
+"""The method ``pretrain``: ``config.pretrain`` selects the texts and up to three loss terms.
 
 A text is encoded once, masked, for all terms, as in coCondenser code (DPTDR leaves it open).
 """

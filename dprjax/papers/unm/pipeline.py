@@ -98,20 +98,7 @@ class Pipeline:
     self._corpus, self._queries = train['corpus'], train['queries']
     self._qrels = {'train': train['qrels'], 'test': test['qrels']}
     files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
-    trainings = 2 + int(config.undenoised)
-    trains_reranker = not config.reranker_path
-    # BM25 and its negatives; train and export; encode twice, search, measure; the candidates and
-    # the denoised pool; the reranker; the table.
-    self._stages = Stages(
-      workdir,
-      4
-      + 2 * trainings
-      + 4 * (trainings + 1)
-      + 3
-      + (config.undenoised or trains_reranker)
-      + 2 * trains_reranker
-      + 1,
-    )
+    self._stages = Stages(workdir)
 
   def _run(self) -> dict[str, epath.Path]:
     self._begin()

@@ -141,15 +141,12 @@ def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
     for seed, name in enumerate(('qa', 'dr', 'rd'))
   }
   batch = batch | {'task': np.zeros(ROWS, np.int32)}
-  params, value, metrics, gradient = nir.value_and_gradient(
+  params, value, _, gradient = nir.value_and_gradient(
     nir_retriever.build, config, shape, tokenizer, parts, batch, {'data': 1}
   )
   assert list(gradient) == ['prompt/new/weights']
   np.testing.assert_array_equal(params['prompt/new/weights'], np.full(3, 1 / 3, np.float32))
   np.testing.assert_array_equal(params['sources/dr/query/P2'], sources['dr']['query/P2'])
-  assert {name: metrics[name] for name in metrics if name.startswith('weight')} == {
-    f'weight/new/{name}': float(np.float32(1 / 3)) for name in ('dr', 'qa', 'rd')
-  }
   loss = lambda params: reference_loss(config, shape, tokenizer, params, batch)[0]  # noqa: E731
   np.testing.assert_allclose(value, loss(params), rtol=2e-5)
   nir.assert_slope(loss, params, gradient)

@@ -21,7 +21,7 @@ def scored(tmp_path):
 
 
 def stages(tmp_path):
-  return Stages(epath.Path(tmp_path), 1)
+  return Stages(epath.Path(tmp_path))
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_stage_runs_once_and_again_when_its_input_changes(tmp_path, scored, ca
   assert json.loads(out.read_text())['mean'] == {'RR@10': 0.5}
   assert '$ python -m dprjax.evaluate --run=' in capfd.readouterr().out
   stages(tmp_path).run('Measure', command, out, [run], out.parent)
-  assert capfd.readouterr().out == '[1/1] Measure: done before\n'
+  assert capfd.readouterr().out == '[1] Measure: done before\n'
   out.unlink()
   stages(tmp_path).run('Measure', command, out, [run], out.parent)
   assert out.exists()
