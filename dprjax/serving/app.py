@@ -1,7 +1,4 @@
-"""The server: its paths, keys, hosts, end, and the routes of health. Other routes: `routes`.
-
-Bodies of requests and keys are never logged.
-"""
+"""The server: its paths, keys, hosts, end, and the routes of health. Other routes: `routes`."""
 
 import asyncio
 import base64

@@ -1,7 +1,4 @@
-"""What every route does: takes a request in, and embeds its texts.
-
-`routes` has the routes.
-"""
+"""What every route does: takes a request in, and embeds its texts."""
 
 import asyncio
 import concurrent.futures

@@ -153,7 +153,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     if mlm:
       words = params['backbone']['embeddings']['word']['embedding']
 
-      def mlm_loss(states: Array) -> tuple[Array, Array, Array]:
+      def mlm_loss(states: Array) -> tuple[Array, Array]:
         targets = (masked.positions, masked.targets, masked.weights)
         return losses.mlm_loss(
           model, params['head']['mlm'], words, states, *targets, dtype=options.dtype
@@ -161,10 +161,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
       sums = sums._replace(masked=jnp.sum(masked.weights))
       if late_mlm:
-        late_loss, _, right = mlm_loss(late)
+        late_loss, right = mlm_loss(late)
         sums = sums._replace(late=late_loss, right=right)
       if early is not None:
-        head_loss, _, right = mlm_loss(
+        head_loss, right = mlm_loss(
           losses.condenser_states(
             model,
             params['head']['condenser'],

@@ -5,10 +5,9 @@
 The stages are commands of dprjax that run once each. The same command continues after an
 interruption; a stage runs again if its input changed.
 
-A first retriever trains on BM25 negatives. Negatives mined from BM25 and
-this retriever train a cross-encoder, which removes candidates that may be relevant. A last
-retriever trains on the mixture (DPTDR section 3.3). A table compares BM25, the frozen backbone and
-the rows of Table 9 of the paper on the test split.
+A first retriever trains on BM25 negatives. Negatives mined from both train a cross-encoder, which
+removes candidates that may be relevant. A last retriever trains on the mixture (DPTDR section 3.3).
+A table compares BM25, the frozen backbone and the rows of Table 9 of the paper on the test split.
 """
 
 import dataclasses
