@@ -100,28 +100,6 @@ def test_the_whole_pipeline_killed_midway(tmp_path, monkeypatch, capsys, command
   }
 
 
-def test_differences_are_the_flags_that_differ_from_the_recipe():
-  config = configs.parse(
-    [
-      LOCAL,
-      '--config.retriever.optim.learning_rate=0.5',
-      "--config.retriever.trainable=('prompt/.*','head/.*')",
-    ]
-  )
-  assert pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS) == [
-    '--config.negatives=1',
-    '--config.optim.learning_rate=0.5',
-    "--config.trainable=('prompt/.*', 'head/.*')",
-  ]
-  parsed = configs.parse(
-    [
-      f'--config={config.retriever_recipe}',
-      *pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS),
-    ]
-  )
-  assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
-
-
 @pytest.mark.parametrize(('recipe', 'more'), [('beir', ''), ('local', ',ft')])
 def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   config = configs.parse([f'--config={ROOT}/configs/unm.py:{recipe}{more}'])
