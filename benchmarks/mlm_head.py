@@ -45,10 +45,10 @@ def main() -> None:
   )
 
   def gathered(head, embedding, hidden):
-    total, count, _ = losses.mlm_loss(
+    total, _ = losses.mlm_loss(
       config, head, embedding, hidden, masked.positions, masked.targets, masked.weights
     )
-    return total / count
+    return total / jnp.sum(masked.weights)
 
   def everywhere(head, embedding, hidden):
     rows = jnp.arange(args.rows, dtype=jnp.int32)[:, None]

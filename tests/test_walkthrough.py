@@ -49,7 +49,6 @@ ADDRESS = 'http://127.0.0.1:8000'
 # Lines that must fail here, by page and a part of them, with the missing file, package or host.
 LEFT_OUT = {
   ('docs/backbones.md', '--backbone=FOLDER'): 'a GGUF file of a decoder',
-  ('docs/other-tools.md', 'all-MiniLM-L6-v2@COMMIT'): 'the Hugging Face hub',
   ('docs/publishing.md', 'USER/NAME@COMMIT'): 'the Hugging Face hub',
 }
 
@@ -88,7 +87,6 @@ SAID = {
   r'^--dev=500$': '--dev=15',
   r'^--test=1000$': '--test=15',
   r'^(--part=.*)/64$': r'\1/4',
-  r'\(384, 256, 128, 64\)': '(64, 32)',
   r'^--dimensions=64$': '--dimensions=32',
   # Engines without a server.
   r'(qdrant:http|pgvector:postgresql)://localhost[:/]\w+': 'qdrant:stored',

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -137,14 +136,6 @@ def rows_at_once(platform: str, devices: int, batch_size: int, length: int) -> i
   return -(-batch_size // devices) * devices
 
 
-def rows_within(seconds: float, row_seconds: float, most: int) -> int:
-  """The rows of a step of so many seconds: a power of two from 1 to ``most``."""
-  rows = 1
-  while 2 * rows <= most and 2 * rows * row_seconds <= seconds:
-    rows *= 2
-  return rows
-
-
 def check_size(name: str, value: Any, most: float = math.inf, of: str = '') -> None:
   """Raises InputError unless a size is a whole number from 1 to ``most``, that ``of`` a model."""
   whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -177,9 +168,9 @@ class Embedder:
     check_size('batch_size', batch_size)
     check_size('max_length', max_length)
     platform = mesh.devices.flat[0].platform
-    self._devices = meshes.batch_devices(mesh)
+    devices = meshes.batch_devices(mesh)
     self._rows = {
-      length: rows_at_once(platform, self._devices, batch_size, length)
+      length: rows_at_once(platform, devices, batch_size, length)
       for length in padded_lengths(max_length)
     }
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
@@ -228,44 +219,13 @@ class Embedder:
     assert vectors is not None, 'no rows'
     return vectors
 
-  def fit(
-    self, params: Any, seconds: float, least: int, columns: Sequence[np.ndarray] = ()
-  ) -> dict[int, float]:
-    """Compiles every padded length with as many rows as a step of so many seconds has, at least 1.
-
-    Args:
-      least: the shortest row.
-      columns: of one row.
-
-    Returns:
-      Seconds of a step, by padded length.
-    """
-    taken: dict[int, float] = {}
-    for length, most in self._rows.items():
-      if length < least:
-        continue
-      row, rows = np.full(length, self._pad_id, np.int32), 1
-      for _ in range(2):
-        self._rows[length] = -(-rows // self._devices) * self._devices
-        for _ in range(2):  # the first run compiles
-          began = time.monotonic()
-          self(params, [row], columns=columns)
-          taken[length] = time.monotonic() - began
-        rows = rows_within(seconds, taken[length], most)
-        if rows == 1:
-          break
-    return taken
-
-  def groups(self, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-    """The rows and the padded length of each step, by rising length."""
-    return tokenizing.length_buckets(np.array([len(row) for row in rows], np.int32), self._rows)
-
   def _ahead(
     self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]
   ) -> Iterator[tuple[np.ndarray, jax.Array]]:
     # The device computes the next batch while the caller copies this one.
     waiting = None
-    for indices, length in self.groups(rows):
+    lengths = np.array([len(row) for row in rows], np.int32)
+    for indices, length in tokenizing.length_buckets(lengths, self._rows):
       batch = (
         *tokenizing.pad_batch([rows[i] for i in indices], length, self._pad_id),
         *(column[indices] for column in columns),

@@ -6,15 +6,17 @@ linear layer to 1 or 2 labels. Some families use another activation, a norm afte
 the states.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from dprjax.base import tree
 from dprjax.base.errors import InputError
 from dprjax.models import encoder, layers, pooling
+from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
 from dprjax.models.layers import ACTIVATIONS
 
@@ -29,18 +31,23 @@ def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
     [V], without biases that the family lacks. E is the width of word embeddings, which serve as the
     output projection.
   """
-  head: dict[str, Any] = {}
   assert config.family.mlm_tensors is not None  # callers check this first
-  for tensor in config.family.mlm_tensors(config):
+  return _init(config, config.family.mlm_tensors(config), {'dense': key})
+
+
+def _init(
+  config: EncoderConfig, tensors: Iterable[Tensor], keys: Mapping[str, Array]
+) -> dict[str, Any]:
+  """Kernels by the key of their layer, scales of 1, and biases of 0."""
+  head: dict[str, Any] = {}
+  for tensor in tensors:
     *parents, name = tensor.path
-    node = head
-    for parent in parents:
-      node = node.setdefault(parent, {})
     if tensor.kernel:
-      node[name] = layers.kernel_init(config)(key, tensor.shape[::-1], jnp.float32)
+      made = layers.kernel_init(config)(keys[parents[0]], tensor.shape[::-1], jnp.float32)
     else:
-      node[name] = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
-  return head
+      made = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
+    head['/'.join(tensor.path)] = made
+  return tree.unflatten(head)
 
 
 def mlm_logits(
@@ -91,16 +98,8 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
     [labels]), and in some families ``norm`` (``scale`` [H]).
   """
   keys = dict(zip(('dense', 'output'), jax.random.split(key), strict=True))
-  head: dict[str, Any] = {}
   assert config.family.classifier_tensors is not None  # callers check this first
-  for tensor in config.family.classifier_tensors(config, labels):
-    part, name = tensor.path
-    if tensor.kernel:
-      made = layers.kernel_init(config)(keys[part], tensor.shape[::-1], jnp.float32)
-    else:
-      made = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
-    head.setdefault(part, {})[name] = made
-  return head
+  return _init(config, config.family.classifier_tensors(config, labels), keys)
 
 
 def classify(

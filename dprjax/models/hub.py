@@ -274,7 +274,6 @@ def scratch_config(
   vocab_size: int,
   *,
   model_type: str = 'bert',
-  max_tokens: int = 512,
   pad_token_id: int | None = None,
 ) -> EncoderConfig:
   """The shape of an encoder to train from scratch."""
@@ -294,7 +293,7 @@ def scratch_config(
     pad_token_id=pad_token_id,
     initializer_range=0.02 * (768 / width) ** 0.5,
   )
-  return dataclasses.replace(config, max_positions=max_tokens + config.first_position)
+  return dataclasses.replace(config, max_positions=512 + config.first_position)
 
 
 def package_path(path: str) -> str:

@@ -239,7 +239,6 @@ class Attention(nn.Module):
     queries, with 'plain' in place of 'fused'.
     """
     # Kept only if the caller asks for intermediates.
-    self.sow('intermediates', 'queries', query)
     self.sow('intermediates', 'keys', key)
     self.sow('intermediates', 'values', value)
     shape, length = query.shape, query.shape[1]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 
 from dprjax.base import given
 from dprjax.base import mesh as meshes
@@ -106,15 +106,6 @@ class Reranker:
     """The folder and files of the model."""
     return [self.backbone.path]
 
-  @property
-  def specials(self) -> int:
-    """The number of tokens around the texts of a pair."""
-    return self._template.num_tokens
-
-  def fit(self, seconds: float) -> dict[int, float]:
-    """Compiles every padded length; see `Embedder.fit`."""
-    return self._embedder.fit(self._params, seconds, self.specials, (np.zeros((1, 2), np.int32),))
-
   def score(
     self, pairs: Iterable[tuple[str, str]], progress: ProgressFn | None = None
   ) -> Float[np.ndarray, ' n']:
@@ -138,15 +129,6 @@ class Reranker:
       )[:, 0]
     codes.check_finite(scores, lambda row: f'the score of {pairs[row]!s:.200}')
     return scores
-
-  def groups(self, packed: Packed) -> list[tuple[Int32[np.ndarray, ' _'], int]]:
-    """The rows of pairs in each step, and their padded length."""
-    return self._embedder.groups(packed.rows)
-
-  def score_group(self, packed: Packed, rows: Int32[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
-    """The scores of the pairs of a group (`groups`)."""
-    chosen = [packed.rows[row] for row in rows]
-    return self._embedder(self._params, chosen, columns=(packed.lengths[rows],))[:, 0]
 
   def pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
     """The tokens of (query, passage) pairs, cut to ``max_length``."""

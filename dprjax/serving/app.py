@@ -1,7 +1,4 @@
-"""The server: its paths, keys, hosts, end, and the routes of health. Other routes: `routes`.
-
-Bodies of requests and keys are never logged.
-"""
+"""The server: its paths, keys, hosts, end, and the routes of health. Other routes: `routes`."""
 
 import asyncio
 import base64
@@ -26,7 +23,7 @@ from starlette.routing import Route
 from dprjax.serving import answers, keys, server
 from dprjax.serving.answers import Failure
 from dprjax.serving.engine import Engine
-from dprjax.serving.indexes import ServedIndex, ServedReranker
+from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.keys import ANYONE
 from dprjax.serving.options import Limits
 from dprjax.serving.routes import Routes
@@ -41,13 +38,12 @@ _FOLDER_S = 2.0  # for the folder of prompts to answer /readyz
 
 
 class App(Routes):
-  """The server of an engine, with its indexes and rerankers."""
+  """The server of an engine, with its indexes."""
 
   def __init__(
     self,
     engine: Engine,
     indexes: Sequence[ServedIndex] = (),
-    rerankers: Sequence[ServedReranker] = (),
     allowed: keys.Keys | None = None,
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
@@ -60,7 +56,7 @@ class App(Routes):
         other sites should have no answer: they may point to this machine (DNS rebinding).
     """
     self._log_requests = log_requests
-    super().__init__(engine, indexes, rerankers, limits or Limits())
+    super().__init__(engine, indexes, limits or Limits())
     self._keys = allowed
     self._guards = [
       Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ['*'], www_redirect=False)
@@ -75,7 +71,6 @@ class App(Routes):
         self._route('GET', '/metrics', self._metrics, keys.METRICS),
         self._route('POST', '/v1/embeddings', self._embeddings),
         self._route('POST', '/v1/search', self._search),
-        self._route('POST', '/v1/rerank', self._rerank),
         self._route('GET', '/v1/models', self._models),
         self._route('GET', '/v1/models/{name:path}', self._model),
         self._route('GET', '/v1/prompts', self._prompts),
@@ -117,8 +112,6 @@ class App(Routes):
       self.engine.ready.result()
       for index in self.indexes.values():
         index.compile()
-      for reranker in self.rerankers.values():
-        reranker.compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])

@@ -10,7 +10,7 @@ last one go to their requests.
 A tenant with less work than a slice shares its batch only with tenants like it. So it waits for the
 slice that runs, and its batch takes no longer than its texts.
 
-Searches and reranking come in slices (`turns.SlicedJob`), and each slice runs by itself.
+Searches come in slices (`turns.SlicedJob`), and each slice runs by itself.
 
 Within a tenant, requests have turns as tenants do: a short one passes the rest of a long one.
 """
@@ -31,7 +31,6 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.base.errors import InputError
-from dprjax.encoding.embedder import rows_within
 from dprjax.serving.bank import AdapterChoice, Bank
 from dprjax.serving.metrics import ServerMetrics
 from dprjax.serving.turns import (
@@ -286,7 +285,7 @@ class Batcher:
         began = time.monotonic()
         np.asarray(self._bank.run([], [], rows, length))
         seconds = (time.monotonic() - began) / rows
-        rows = options.most_rows(length, rows_within(SLICE_S, seconds, options.rows[-1]))
+        rows = options.most_rows(length, _rows_within(SLICE_S, seconds, options.rows[-1]))
       self.costs[length] = seconds
 
   def _next(self, free: bool, wait: bool, room: bool) -> SlicedJob | tuple[list[_Row], int]:
@@ -336,7 +335,7 @@ class Batcher:
   def _most_rows(self, length: int) -> int:
     options, most = self._options, self._options.rows[-1]
     if time.monotonic() < self._shared_until:
-      most = rows_within(SLICE_S, self.costs[length], most)
+      most = _rows_within(SLICE_S, self.costs[length], most)
     return options.most_rows(length, most)
 
   def _take(self, first: Tenant, length: int) -> list[_Row]:
@@ -450,3 +449,11 @@ class Batcher:
     for row in rows:
       settle(row.future, error)
     self._gone = True
+
+
+def _rows_within(seconds: float, row_seconds: float, most: int) -> int:
+  """The rows of a step of so many seconds: a power of two from 1 to ``most``."""
+  rows = 1
+  while 2 * rows <= most and 2 * rows * row_seconds <= seconds:
+    rows *= 2
+  return rows

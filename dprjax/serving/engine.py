@@ -113,12 +113,7 @@ class Engine:
     self.pool = turns.FairPool(options.threads, 'tokenise')
 
   def tokenize(self, name: str, side: str, texts: Sequence[str]) -> Tokens:
-    """Tokenises texts, at least one, under the settings of a prompt.
-
-
-    Raises:
-      UnknownPrompt, InputError: as ``Library.get``.
-    """
+    """Tokenises texts, at least one, under the settings of a prompt. Raises as ``Library.get``."""
     return turns.finish(self.tokenize_steps(name, side, texts))
 
   def tokenize_steps(self, name: str, side: str, texts: Sequence[str]) -> turns.Steps:

@@ -1,4 +1,4 @@
-"""Indexes and rerankers of a server; both compile before use."""
+"""Indexes of a server, which compile before use."""
 
 import time
 from collections.abc import Sequence
@@ -7,17 +7,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding import codes, embeddings, manifest
-from dprjax.models.template import Packed
-from dprjax.retrieval import best, exact, reranker
+from dprjax.retrieval import best, exact
 from dprjax.retrieval import folder as retrievers
 from dprjax.serving import turns
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
-from dprjax.serving.turns import Work
-from dprjax.text.texts import read_texts
 
 # Queries searched at a time: few shapes, compiled beforehand.
 _QUERIES = (1, 16, 64)
@@ -27,18 +23,8 @@ _HIT_COST = 1000  # characters tokenised in the time of the hits of a query
 class ServedIndex:
   """Embeddings of passages on the devices; ``most`` limits the hits of a query."""
 
-  def __init__(
-    self,
-    name: str,
-    folder: PathLike,
-    most: int = 100,
-    texts: PathLike | None = None,
-  ):
-    """Reads a folder of dprjax.encode, or the index of a retriever.
-
-    Args:
-      texts: the corpus.jsonl of embeddings, to answer with; a retriever has its texts.
-    """
+  def __init__(self, name: str, folder: PathLike, most: int = 100):
+    """Reads a folder of dprjax.encode, or the index of a retriever, which has its texts."""
     self._texts: dict[str, str] = {}
     self._hybrid = None
     if retrievers.is_folder(folder):
@@ -50,9 +36,6 @@ class ServedIndex:
     found.check_side('passage', f'--index={name}={folder}')
     self.name, self.meta, self.most = name, found.meta, most
     self._ids = found.ids
-    if texts is not None:
-      own = set(self._ids)
-      self._texts = {one.id: one.text for one in read_texts(texts, 'passage', own)}
     # Found on the devices for each query.
     self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
     self._vectors = exact.ExactIndex(found.shards, ids_at=best.ids_of(self._ids))
@@ -152,68 +135,3 @@ class ServedIndex:
         for one in ranked
       ]
     return hits
-
-
-class ServedReranker:
-  """A cross-encoder, or a backbone with a prompt of pairs, under a name."""
-
-  def __init__(
-    self,
-    name: str,
-    path: PathLike,
-    dtype: str = 'auto',
-    prompt: PathLike | None = None,
-  ):
-    """Loads the model, as ``retrieval.reranker.load``."""
-    self.name = name
-    options: dict[str, Any] = {'batch_size': 16, 'dtype': dtype}
-    if prompt is not None:
-      options['score'] = 'logit'  # its sigmoid is the probability
-    self._model = reranker.load(path, prompt, **options)
-    self._costs: dict[int, float] = {}  # seconds of a slice by padded length, once compiled
-
-  def compile(self) -> None:
-    """Compiles every padded length."""
-    self._costs = self._model.fit(turns.SLICE_S)
-
-  def estimate(self, query: str, documents: Sequence[str]) -> Work:
-    model = self._model
-    tokens = [
-      min((len(query) + len(one)) // 4 + model.specials, model.max_length) for one in documents
-    ]
-    return self.work(Packed([np.empty(n, np.int8) for n in tokens], np.array(tokens), 0))
-
-  def work(self, packed: Packed) -> Work:
-    seconds = sum(self._costs[length] for _, length in self._model.groups(packed))
-    return Work(float(packed.lengths.sum()), seconds)
-
-  def pack(self, query: str, documents: Sequence[str]) -> turns.Steps:
-    model = self._model
-    order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
-    packed: list[tuple[list[int], Packed]] = []
-    for numbers in turns.slices(order, lambda number: len(query) + len(documents[number])):
-      yield sum(len(query) + len(documents[number]) for number in numbers)
-      (own,) = model.tokenizer.shorten([query], model.max_length)
-      texts = model.tokenizer.shorten([documents[number] for number in numbers], model.max_length)
-      packed.append((numbers, model.pack([(own, text) for text in texts])))
-    rows = [row for _, one in packed for row in one.rows]
-    lengths = np.concatenate([one.lengths for _, one in packed])
-    whole = Packed(rows, lengths, sum(one.cut for _, one in packed))
-    return np.array([number for numbers, _ in packed for number in numbers]), whole
-
-  def logits(self, packed: tuple[np.ndarray, Packed]) -> turns.Steps:
-    """The logits of what `pack` gives, for the device thread; a slice costs its seconds."""
-    order, whole = packed
-    logits = np.zeros(len(order), np.float32)
-    for rows, length in self._model.groups(whole):
-      yield self._costs[length]
-      began = time.monotonic()
-      logits[order[rows]] = self._model.score_group(whole, rows)
-      turns.learn(self._costs, length, time.monotonic() - began)
-    if not np.isfinite(logits).all():
-      raise InputError(f'reranker {self.name}: a score is not finite; its weights are damaged')
-    return logits
-
-
-def probabilities(logits: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
-  return 1 / (1 + np.exp(-np.maximum(logits.astype(np.float64), -700)))  # exp(710) is infinite

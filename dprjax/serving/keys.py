@@ -5,7 +5,7 @@ A TOML file has a table for each tenant, with the SHA-256 of its keys:
     [search-team]
     sha256 = ["...", "..."]         # two while a key is exchanged
     scopes = ["read", "write"]      # or metrics, admin; default: read
-    prompts = ["qa", "chat-*"]      # default: all; so indexes and rerankers
+    prompts = ["qa", "chat-*"]      # default: all; so indexes
     concurrent = 16                 # requests at a time; default: no limit
     weight = 2                      # its share of a busy server beside others; default: 1
 
@@ -42,7 +42,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The rights of a key: a table of the file, and its name.
 
   `scopes`: admin allows everything. Metrics name all prompts and tenants, so a key that reads
-  everything may read them too. `prompts`, `indexes`, `rerankers`: patterns of names. A key that
+  everything may read them too. `prompts`, `indexes`: patterns of names. A key that
   limits one kind sees nothing of another that it does not name.
   """
 
@@ -51,7 +51,6 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   scopes: Annotated[tuple[_Scope, ...], msgspec.Meta(min_length=1)] = ('read',)
   prompts: _Names = None
   indexes: _Names = None
-  rerankers: _Names = None
   concurrent: Annotated[int, msgspec.Meta(ge=1)] | None = None
   weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
 
@@ -61,7 +60,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   @property
   def sees_all(self) -> bool:
-    return all(names is None for names in (self.prompts, self.indexes, self.rerankers))
+    return self.prompts is None and self.indexes is None
 
   def may(self, scope: str) -> bool:
     if scope == METRICS and READ in self.scopes and self.sees_all:
@@ -69,7 +68,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return scope in self.scopes or ADMIN in self.scopes
 
   def may_use(self, kind: str, name: str) -> bool:
-    """Whether it allows a name of ``prompts``, ``indexes`` or ``rerankers``."""
+    """Whether it allows a name of ``prompts`` or ``indexes``."""
     patterns = getattr(self, kind) or ()
     return self.sees_all or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 

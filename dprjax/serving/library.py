@@ -247,10 +247,6 @@ class Library:
       aside.unlink(missing_ok=True)
     return before
 
-  def content(self, name: str) -> bytes:
-    self.get(name)
-    return self._path(name).read_bytes()
-
   def delete(self, name: str) -> str:
     """Removes the file of a prompt, and returns its SHA-256. Queued texts are still answered.
 

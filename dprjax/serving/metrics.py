@@ -34,7 +34,7 @@ class ServerMetrics:
     self.stage_seconds = Histogram(
       'stage_seconds',
       'Tokenise: of a request. Queue: of its first text. Device: of a batch, with its transfers. '
-      'Slice: a part of a search or of reranking.',
+      'Slice: a part of a search.',
       ['stage'],
       buckets=_SECONDS,
       **options,

@@ -1,4 +1,4 @@
-"""The routes of vectors, search, reranking and prompts; docs/serving-api.md has their fields."""
+"""The routes of vectors, search and prompts; docs/serving-api.md has their fields."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from dprjax.serving import answers
 from dprjax.serving.answers import Failure, json_answer
-from dprjax.serving.indexes import ServedIndex, probabilities
+from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.keys import Grant
 from dprjax.serving.library import NAME, NAMES, UnknownPrompt, Version
 from dprjax.serving.service import Service, Wanted, split
@@ -21,7 +21,6 @@ from dprjax.text.vector_spec import SIDES
 logger = logging.getLogger('dprjax')
 
 _STARTED = int(time.time())
-_OCTETS = 'application/octet-stream'
 
 Count = Annotated[int, Meta(ge=1)]
 Texts = Annotated[list[str], Meta(min_length=1)]
@@ -29,10 +28,6 @@ Texts = Annotated[list[str], Meta(min_length=1)]
 
 class Asked(Struct, forbid_unknown_fields=True):
   """A part of a request, which ignores no field."""
-
-
-class Document(Asked):
-  text: str
 
 
 class EmbeddingRequest(Asked):
@@ -54,16 +49,6 @@ class SearchRequest(Asked):
   query: str | Texts
   index: str | None = None
   k: Count | None = None
-
-
-class RerankRequest(Asked):
-  """Documents to order by their relevance to a query."""
-
-  query: str
-  documents: Annotated[list[str | Document], Meta(min_length=1)]
-  model: str | None = None
-  top_n: Count | None = None
-  return_documents: bool | None = None
 
 
 class Routes(Service):
@@ -139,22 +124,6 @@ class Routes(Service):
       )
     return self.indexes[found]
 
-  async def _rerank(self, request: Request) -> Response:
-    asked = await self.read(request, RerankRequest)
-    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
-    name = self.reranker(request, asked.model)
-    order, logits, total = await self.score(request, name, asked.query, texts, 'documents')
-    scores = probabilities(logits).tolist()
-    results = [
-      {
-        'index': i,
-        'relevance_score': scores[i],
-        'document': {'text': texts[i]} if asked.return_documents else None,
-      }
-      for i in order[: asked.top_n].tolist()
-    ]
-    return json_answer({'model': name, 'results': results, 'usage': _usage(total)})
-
   def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     return [
       name
@@ -228,19 +197,13 @@ class Routes(Service):
           name: len(index) for name, index in self.indexes.items() if may_use('indexes', name)
         },
         'searches': self._searches(grant, engine.library.bare),
-        'rerankers': [name for name in self.rerankers if may_use('rerankers', name)],
       }
     )
 
   async def _prompt(self, request: Request) -> Response:
-    name, library = request.path_params['name'], self.engine.library
+    name = request.path_params['name']
     self.check_sees(request, name)
-    about = await asyncio.to_thread(library.about, name)
-    if request.headers.get('accept', '') == _OCTETS:
-      self.enter(request)
-      self.hold(request, about.nbytes)
-      content = await asyncio.to_thread(library.content, name)
-      return Response(content, media_type=_OCTETS)
+    about = await asyncio.to_thread(self.engine.library.about, name)
     return json_answer(self._card(request.state.grant, name, about))
 
   async def _put(self, request: Request) -> Response:

@@ -1,7 +1,4 @@
-"""What every route does: takes a request in, and embeds or scores its texts.
-
-`routes` has the routes.
-"""
+"""What every route does: takes a request in, and embeds its texts."""
 
 import asyncio
 import concurrent.futures
@@ -20,7 +17,7 @@ from dprjax.serving.admission import AGAIN_S, Admission, TooSoon
 from dprjax.serving.answers import Failure
 from dprjax.serving.batcher import QueuedText
 from dprjax.serving.engine import Engine, Tokens
-from dprjax.serving.indexes import ServedIndex, ServedReranker
+from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.library import UnknownPrompt
 from dprjax.serving.options import Limits
 from dprjax.serving.turns import Steps, Work
@@ -112,19 +109,12 @@ class Left(Exception):
 
 
 class Service:
-  """An engine with its indexes and rerankers, within limits."""
+  """An engine with its indexes, within limits."""
 
-  def __init__(
-    self,
-    engine: Engine,
-    indexes: Sequence[ServedIndex],
-    rerankers: Sequence[ServedReranker],
-    limits: Limits,
-  ):
+  def __init__(self, engine: Engine, indexes: Sequence[ServedIndex], limits: Limits):
     self.engine, self.limits = engine, limits
     self.admission = Admission(limits)
     self.indexes = {index.name: index for index in indexes}
-    self.rerankers = {reranker.name: reranker for reranker in rerankers}
 
   def check_sees(self, request: Request, name: str) -> None:
     if not request.state.grant.may_use('prompts', name):
@@ -275,28 +265,3 @@ class Service:
       'x-dprjax-prompt-sha256': tokens.version.sha256,
       'x-dprjax-truncated': str(len(tokens.truncated)),
     }
-
-  def reranker(self, request: Request, name: str | None = None) -> str:
-    """The name of a reranker that the key sees; by default the first."""
-    may_use = request.state.grant.may_use
-    seen = [one for one in self.rerankers if may_use('rerankers', one)]
-    name = name or next(iter(seen), '')
-    if name not in seen:
-      raise Failure(404, 'there is no such reranker', param='model', code='model_not_found')
-    return name
-
-  async def score(
-    self, request: Request, name: str, query: str, texts: Sequence[str], param: str
-  ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reranks texts by the reranker ``name``.
-
-    Returns their numbers, best first, the logits of all of them, and their tokens.
-    """
-    request.state.model = name
-    reranker = self.rerankers[name]
-    self._ask(request, reranker.estimate(query, texts), len(texts), param)
-    packed = await self.on_threads(request, reranker.pack(query, texts))
-    work = reranker.work(packed[1])
-    self._know(request, work, param)
-    logits = await self.on_device(request, reranker.logits(packed))
-    return np.argsort(-logits, kind='stable'), logits, int(work.tokens)

@@ -5,8 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from dprjax.models import embed, encoder, encoder_config, hub, layers
 from dprjax.models.adapters.prefix import Prefix
@@ -223,46 +221,6 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
   scores = (len(tokens), config.num_heads, tokens.shape[1], seen)
   assert (scores, 'float32') in kinds and (scores, 'bfloat16') not in kinds
   assert any(dtype == 'bfloat16' for _, dtype in kinds)  # the dense layers
-
-
-@pytest.mark.slow
-def test_sharded_equals_one_device(small):
-  config, params = small
-  mesh = jax.make_mesh((4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2)
-  rng = np.random.default_rng(0)
-  tokens = rng.integers(1, config.vocab_size, (16, 7)).astype(np.int32)
-  mask = np.arange(7)[None] < rng.integers(1, 8, (16, 1))
-  prompt = np.asarray(prompts(config, 1)[0])
-
-  def loss(prompt, params, tokens, mask):
-    hidden = encode(config, params, tokens, mask, adapter=prefix(prompt))
-    return golden_loss(hidden, mask), hidden
-
-  run = jax.jit(jax.grad(loss, has_aux=True))
-  gradient, hidden = run(prompt, params, tokens, mask)
-  rows, heads_axis = (
-    NamedSharding(mesh, P('data')),
-    NamedSharding(mesh, P(None, None, None, 'model')),
-  )
-
-  def kernel(path, x):
-    names = [key.key for key in path]
-    split = (
-      P(None, None, 'model')
-      if names[-1] == 'kernel' and names[-2] in ('query', 'key', 'value', 'up')
-      else P()
-    )
-    return jax.device_put(x, NamedSharding(mesh, split))
-
-  placed = jax.tree_util.tree_map_with_path(kernel, params)
-  sharded = run(
-    jax.device_put(prompt, heads_axis),
-    placed,
-    jax.device_put(tokens, rows),
-    jax.device_put(mask, rows),
-  )
-  np.testing.assert_allclose(sharded[1], hidden, atol=5e-6, rtol=0)
-  np.testing.assert_allclose(sharded[0], gradient, atol=5e-5, rtol=1e-5)
 
 
 @pytest.mark.slow

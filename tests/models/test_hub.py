@@ -273,14 +273,14 @@ def test_hub_id_offline():
 
 @pytest.mark.slow
 def test_scratch():
-  config = hub.scratch_config('mini', 100, model_type='roberta', max_tokens=64)
+  config = hub.scratch_config('mini', 100, model_type='roberta')
   assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
     4,
     256,
     4,
     1024,
   )
-  assert (config.max_positions, config.max_tokens, config.pad_token_id) == (66, 64, 1)
+  assert (config.max_positions, config.max_tokens, config.pad_token_id) == (514, 512, 1)
   assert config.initializer_range == pytest.approx(
     0.034641
   )  # narrower than the 768 of BERT, so wider than its 0.02

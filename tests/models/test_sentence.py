@@ -98,18 +98,6 @@ def test_new_form(tmp_path):
   assert read(tmp_path).pooling == 'mean'
 
 
-def test_default_prompt_and_longest_input(tmp_path):
-  write(
-    tmp_path,
-    sentence_bert_config={'max_seq_length': 100_000},
-    config_sentence_transformers={
-      'prompts': {'query': 'find: ', 'document': '', 'other': 'text: '},
-      'default_prompt_name': 'other',
-    },
-  )
-  assert read(tmp_path) == same_length(512, 'mean', False, 'find: ', '')
-
-
 @pytest.mark.parametrize(
   ('files', 'message'),
   [
@@ -278,12 +266,6 @@ def test_a_bare_encoder_has_the_length_of_its_tokenizer(tmp_path):
   assert read(tmp_path) == same_length(77, 'mean', True)
   (tmp_path / 'config_sentence_transformers.json').write_text('{"similarity_fn_name": "dot"}')
   with refused('config_sentence_transformers.json', 'modules.json'):
-    read(tmp_path)
-
-
-def test_an_adapter_beside_the_weights(tmp_path):
-  (tmp_path / 'adapter_config.json').write_text('{}')
-  with refused('adapter_config.json'):
     read(tmp_path)
 
 

@@ -18,11 +18,10 @@ pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax import encode
-from dprjax.retrieval.reranker import CrossEncoder
 from dprjax.serving import admission, service
 from dprjax.serving.app import THIS_MACHINE, App
 from dprjax.serving.engine import Engine
-from dprjax.serving.indexes import ServedIndex, ServedReranker
+from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.keys import Keys
 from dprjax.serving.options import Limits, ServerOptions
 from tests.serving.conftest import running
@@ -51,7 +50,7 @@ def index(small, folder, corpus):
       *('--side=passage', f'--out={out}', '--batch_size=8'),
     ]
   )
-  return ServedIndex('qa', out, texts=corpus)
+  return ServedIndex('qa', out)
 
 
 @pytest.fixture(scope='module')
@@ -59,7 +58,6 @@ def client(small, engine, index):
   app = App(
     engine,
     [index],
-    [ServedReranker('cross', small.path)],
     limits=Limits(bytes=10_000, prompt_bytes=100_000, inputs=8, tokens=90, seconds=20),
   )
   with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
@@ -155,7 +153,6 @@ def sha256(path):
     (400, 'embeddings', {'model': 'qa', 'input': [[34, 12], [7, 8, 9]]}, 'input'),
     (413, 'embeddings', {'model': 'qa', 'input': ['a'] * 9}, None),
     (413, 'embeddings', {'model': 'qa', 'input': 'a' * 10_000}, None),
-    (400, 'rerank', {'query': 'a', 'documents': [{'text': 5}]}, 'documents'),
   ],
 )
 def test_an_error_names_the_field(ask, status, path, body, param):
@@ -170,7 +167,6 @@ def test_an_error_names_the_field(ask, status, path, body, param):
   [
     ('/v1/embeddings', {'model': 'qa', 'input': 'json'}, 'normalize'),
     ('/v1/search', {'model': 'qa', 'query': 'json'}, 'top_k'),
-    ('/v1/rerank', {'query': 'json', 'documents': ['a']}, 'top_k'),
   ],
 )
 def test_no_field_is_ignored(ask, path, body, field):
@@ -206,8 +202,6 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
   assert card == client.get('/v1/prompts/new').json()
   assert card['sha256'] == sha256(tmp_path / 'new.npz') and card['task'] == 'toys'
   assert card['lengths'] == {'query': 4, 'passage': 4} and card['refused'] == ''
-  octets = {'accept': 'application/octet-stream'}
-  assert client.get('/v1/prompts/new', headers=octets).content == content
   first = ask('/v1/embeddings', **query).json()['data'][0]['embedding']
   assert client.put('/v1/prompts/new', content=(folder / 'qa.npz').read_bytes()).status_code == 200
   second = ask('/v1/embeddings', **query).json()['data'][0]['embedding']
@@ -215,7 +209,7 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
   assert np.abs(np.subtract(first, second)).max() > 0.01
   listed = client.get('/v1/prompts').json()
   assert [one['name'] for one in listed['prompts']] == ['asks', 'chat', 'new', 'qa']
-  assert listed['indexes'] == {'qa': 3} and listed['rerankers'] == ['cross']
+  assert listed['indexes'] == {'qa': 3}
   assert client.delete('/v1/prompts/new').status_code == 204
   assert ask('/v1/embeddings', **query).status_code == 404
   for method in (client.get, client.delete):
@@ -250,7 +244,6 @@ def test_search(ask, alone):
     order = np.argsort(-own)[:2]
     assert [hit['id'] for hit in hits] == [list(PASSAGES)[i] for i in order]
     np.testing.assert_allclose([hit['score'] for hit in hits], own[order], atol=1e-5)
-    assert all(hit['text'] == PASSAGES[hit['id']] for hit in hits)
   assert answer['index'] == 'qa'
   # Its meta names the index: a prompt for queries only.
   asked = ask('/v1/search', model='asks', query='json', k=3)
@@ -263,25 +256,6 @@ def test_search(ask, alone):
   ):
     refused = ask('/v1/search', query='json', **body)
     assert refused.status_code == status and says in refused.json()['error']['message']
-
-
-def test_rerank(ask, small):
-  documents = [*PASSAGES.values(), 'json ' * 40, '']
-  scores = CrossEncoder.load(small.path, batch_size=8).score([('json', one) for one in documents])
-  asked = {'documents': [*documents[:-1], {'text': ''}], 'return_documents': True}
-  answer = ask('/v1/rerank', query='json', top_n=4, **asked).json()
-  assert [one['document']['text'] for one in answer['results']] == [
-    documents[one['index']] for one in answer['results']
-  ]
-  assert answer['usage']['total_tokens'] > 0
-  assert [one['index'] for one in answer['results']] == np.argsort(-scores)[:4].tolist()
-  np.testing.assert_allclose(
-    [one['relevance_score'] for one in answer['results']],
-    1 / (1 + np.exp(-np.sort(scores)[::-1][:4])),
-    atol=1e-5,
-  )
-  assert ask('/v1/rerank', query='x', documents=['a'], model='qa').status_code == 404
-  assert ask('/v1/rerank', query='x', documents=['a'] * 9).status_code == 413
 
 
 def test_query_or_passage_by_field(ask, alone):
@@ -303,16 +277,6 @@ def test_query_or_passage_by_field(ask, alone):
   ):
     answer = ask('/v1/embeddings', **({'model': 'chat', 'input': 'json'} | body))
     assert (answer.status_code, answer.json()['error']['param']) == (status, param), answer.text
-
-
-def test_documents_of_saturated_probability_keep_the_order_of_their_logits(ask, monkeypatch):
-  def logits(self, packed):
-    yield 1
-    return np.array([38, 45, 41], np.float32)
-
-  monkeypatch.setattr(ServedReranker, 'logits', logits)
-  answer = ask('/v1/rerank', query='json', documents=['a', 'b', 'c']).json()
-  assert [one['index'] for one in answer['results']] == [1, 2, 0]
 
 
 def test_ids_of_requests(client):

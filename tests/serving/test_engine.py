@@ -238,7 +238,6 @@ def test_a_file_is_served_or_told(small, tmp_path, caplog):
   assert len(told) == len(refused) + 1 == len(set(told))
   for name in found:
     assert engine.tokenize(name, 'query', ['json']).version.meta
-    assert engine.library.content(name)
   for name in ('a/b', '../prompts/qa', '..', '', 'a\0b', '\ud800', 'hidden', 'link'):
     with pytest.raises(UnknownPrompt):
       engine.library.get(name)
@@ -331,14 +330,13 @@ def test_files_that_a_server_does_not_follow(engine, small, folder, tmp_path):
   inside = folder / 'inside.npz'
   inside.symlink_to('tied.npz')
   try:
-    assert library.content('inside') == (folder / 'tied.npz').read_bytes()
+    assert library.get('inside').sha256 == library.get('tied').sha256
     for name, make in harmful.items():
       path = folder / f'{name}.npz'
       make(path)
       try:
-        for use in (library.get, library.content):
-          with pytest.raises((InputError, OSError)):
-            use(name)
+        with pytest.raises((InputError, OSError)):
+          library.get(name)
         listed = dict(library.listing())
         assert listed['tied'].sha256 and any(name in key for key in listed)
         assert all(about.refused for key, about in listed.items() if name in key)
@@ -368,7 +366,7 @@ def test_a_folder_that_is_gone_is_no_unknown_prompt(engine, folder):
   away = folder.with_name('away')
   folder.rename(away)
   try:
-    for call in (engine.library.get, engine.library.content, engine.library.delete):
+    for call in (engine.library.get, engine.library.delete):
       with pytest.raises(OSError, match='folder of prompts'):
         call('tied')
     assert engine.library.get('model').sha256 == ''

@@ -478,3 +478,37 @@ MISTRAL = FAMILY._replace(
     write_config(config) | {'sliding_window': written_window(config)['sliding_window']}
   ),
 )
+
+
+class _QwenKeys(Keys):
+  use_sliding_window: bool = False
+  max_window_layers: int = 28
+
+
+def _read_qwen(keys: _QwenKeys, model_type: str, **traits: Any) -> Config:
+  windows = {}
+  if keys.use_sliding_window:  # in the last layers
+    windows = read_windows(keys, lambda layer: layer >= keys.max_window_layers)
+  return read_config(keys, model_type, **windows, **traits)
+
+
+# Qwen 2 (Yang et al., 2024): biases of queries, keys and values.
+QWEN2 = FAMILY._replace(
+  model_type='qwen2',
+  class_name='Qwen2',
+  read_config=lambda hf_config: _read_qwen(
+    read_keys(hf_config, _QwenKeys), 'qwen2', qkv_bias=True, output_bias=False
+  ),
+  write_config=lambda config: (
+    write_config(config) | {'use_sliding_window': any(config.windowed)} | written_window(config)
+  ),
+)
+
+# Qwen 3 (Yang et al., 2025) and Qwen3-Embedding: norms of queries and keys by head.
+QWEN3 = QWEN2._replace(
+  model_type='qwen3',
+  class_name='Qwen3',
+  read_config=lambda hf_config: _read_qwen(
+    read_keys(hf_config, _QwenKeys, head_dim=128), 'qwen3', head_norms=True
+  ),
+)

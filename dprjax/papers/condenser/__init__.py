@@ -29,8 +29,7 @@ One loss has up to three terms, over one or two texts (views) of each passage:
     RIP          rip.py                      siblings   x               x
     ICT          condenser.py:ict            ict                        x
 
-The contrast sees all texts of an update, on all devices and chunks. A text is encoded once, masked,
-for all terms.
+The contrast sees all texts of an update, on all devices and chunks.
 
 Read in this order:
 

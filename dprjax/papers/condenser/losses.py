@@ -133,23 +133,18 @@ def mlm_loss(
   targets: Int[Array, 'B M'],
   weights: Float[Array, 'B M'],
   dtype: Any = jnp.float32,
-) -> tuple[Float[Array, ''], Float[Array, ''], Float[Array, '']]:
-  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) as sums, so that chunks of a batch can be
-  added.
+) -> tuple[Float[Array, ''], Float[Array, '']]:
+  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) and the number of correct predictions.
 
-  States at ``positions`` are gathered first, so the largest array is [B, M, V], a seventh of [B, T,
-  V].
-
-
-  Returns:
-    The weighted sums of cross-entropies, of ones, and of correct predictions.
+  Both are weighted sums, so that chunks of a batch can be added. States at ``positions`` are
+  gathered first, so the largest array is [B, M, V], a seventh of [B, T, V].
   """
   gathered = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)  # [B, M, H]
   logits = heads.mlm_logits(config, head, embedding, gathered, dtype)
   target = jnp.take_along_axis(logits, targets[:, :, None], axis=2)[:, :, 0]
   entropy = jax.nn.logsumexp(logits, axis=2) - target
   right = (jnp.argmax(logits, axis=2) == targets).astype(jnp.float32)
-  return jnp.sum(entropy * weights), jnp.sum(weights), jnp.sum(right * weights)
+  return jnp.sum(entropy * weights), jnp.sum(right * weights)
 
 
 def condenser_states(

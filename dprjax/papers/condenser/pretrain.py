@@ -1,13 +1,4 @@
-"""Pretraining a backbone for retrieval: masked LM, Condenser, coCondenser, RIP and ICT.
-
-``config.pretrain`` selects up to three loss terms and the texts:
-
-- masked language modelling on the last states (Devlin et al. 2019), of every text
-- Condenser: the same through a short head on [late CLS ; early tokens], with the same output
-  projection (Gao and Callan 2021)
-- contrastive: two texts of a passage against the other texts in the batch. RIP (DPTDR Eqs. 4 and 5)
-  and coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
-  against the rest of its passage, uses InfoNCE
+"""The method ``pretrain``: ``config.pretrain`` selects the texts and up to three loss terms.
 
 A text is encoded once, masked, for all terms, as in coCondenser code (DPTDR leaves it open).
 """
@@ -161,7 +152,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     if mlm:
       words = params['backbone']['embeddings']['word']['embedding']
 
-      def mlm_loss(states: Array) -> tuple[Array, Array, Array]:
+      def mlm_loss(states: Array) -> tuple[Array, Array]:
         targets = (masked.positions, masked.targets, masked.weights)
         return losses.mlm_loss(
           model, params['head']['mlm'], words, states, *targets, dtype=options.dtype
@@ -169,10 +160,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
       sums = sums._replace(masked=jnp.sum(masked.weights))
       if late_mlm:
-        late_loss, _, right = mlm_loss(late)
+        late_loss, right = mlm_loss(late)
         sums = sums._replace(late=late_loss, right=right)
       if early is not None:
-        head_loss, _, right = mlm_loss(
+        head_loss, right = mlm_loss(
           losses.condenser_states(
             model,
             params['head']['condenser'],

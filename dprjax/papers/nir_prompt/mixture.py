@@ -23,8 +23,6 @@ import numpy as np
 from dprjax.base.errors import InputError
 from dprjax.text.batches import Batch, process_rows, random_passages, smallest_bucket
 
-ARRANGEMENTS = ('alternate', 'random_task', 'balanced', 'random')
-
 # Uses of random numbers, besides those in `batches`.
 _STREAM, _ARRANGE = 10, 11
 

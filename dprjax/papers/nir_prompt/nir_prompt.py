@@ -64,16 +64,12 @@ class Prompts(NamedTuple):
     templates: of the tasks; ``bare`` has no prompt slots.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
     table: ``params ->`` the learned vectors of all tasks, or None.
-    weights: ``params -> metrics``, the weights of a sum.
   """
 
-  names: tuple[str, ...]
   templates: TaskTemplates
   bare: TaskTemplates
   init: Callable[[Parts, Array], dict[str, Any]]
   table: Callable[[Params], LearnedTokens | None]
-  weights: Callable[[Params], dict[str, Array]]
-  sources: tuple[str, ...]
 
 
 def read_files(config: ConfigDict) -> Files:
@@ -231,15 +227,8 @@ def build(
     vectors = expand(params, learned)
     return LearnedTokens(templates.table([vectors[task] for task in names]), count)
 
-  def weights(params: Params) -> dict[str, Array]:
-    return {
-      f'weight/{task}/{source}': params['prompt'][task]['weights'][place]
-      for task in names
-      for place, source in enumerate(found.sources)
-    }
-
   bare = templates.without_prompts()
-  return Prompts(names, templates, bare, init, table, weights, tuple(found.sources))
+  return Prompts(templates, bare, init, table)
 
 
 def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
@@ -308,10 +297,6 @@ def check_trained(config: ConfigDict, params: Params) -> None:
       f'config.tasks: prompts are trained one task at a time, not {" and ".join(several)} '
       'together; leave one (mdm=NAME), or train the backbone too'
     )
-
-
-def shown(prompts: Prompts) -> dict[str, str]:
-  return {f'weight/{task}/{source}': source for task in prompts.names for source in prompts.sources}
 
 
 def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more: Any) -> Method:

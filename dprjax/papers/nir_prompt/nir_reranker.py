@@ -93,7 +93,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       'accuracy': jnp.mean(right),
       # The probability mass of the two words.
       'yes_or_no': jnp.mean(mass),
-      **prompts.weights(params),
     }
 
   def embed(
@@ -104,7 +103,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     found = logits(params, prompts.table(params), texts, rows.shape[1], numbers, None)
     return score(found)[:, None]
 
-  shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'} | nir_prompt.shown(prompts)
+  shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'}
   return Model(init, loss, embed, shown, dual_encoder.without_adapter)
 
 

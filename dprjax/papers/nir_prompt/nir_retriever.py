@@ -73,16 +73,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     in_templates = functools.partial(encode, params, prompts.table(params))
     vectors = dual_encoder.embed_batch(config, devices, in_templates, batch, key, ('task',))
-    value, metrics = dpr.contrast(config, devices, batch, vectors)
-    return value, metrics | prompts.weights(params)
+    return dpr.contrast(config, devices, batch, vectors)
 
   def embed(
     params: Params, kind: str, tokens: Array, mask: Array, numbers: Array
   ) -> Float[Array, 'B H']:
     return encode(params, prompts.table(params), kind, tokens, mask, numbers, None)
 
-  shown = {'accuracy': 'in-batch accuracy'} | nir_prompt.shown(prompts)
-  return Model(init, loss, embed, shown)
+  return Model(init, loss, embed, {'accuracy': 'in-batch accuracy'})
 
 
 METHOD = nir_prompt.method(build, 'retrieval', SIDES, options={build: ('grad_cache',)})

@@ -192,12 +192,7 @@ def encode(
   numbers: Int[Array, ' B'],
   **kwargs: Any,
 ) -> tuple[Filled, Float[Array, 'B T H']]:
-  """Fills templates and encodes them.
-
-
-  Returns:
-    The rows and the last hidden states.
-  """
+  """The filled templates, and their last hidden states."""
   filled = templates.fill(kind, texts, length, numbers)
   return filled, encoder.encode(config, params, filled.tokens, filled.mask, **kwargs)
 

@@ -80,12 +80,8 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
 def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:
   """Writes papers as a BEIR folder: titles are queries, abstracts passages, without a title.
 
-  Args:
-    own: whether only the abstract of the same paper is relevant to a title; otherwise all abstracts
-      with a common category are.
-
-  Returns:
-    The judgements.
+  Returns the judgements: for ``own``, only the abstract of the same paper is relevant to a title;
+  otherwise all abstracts with a common category are.
   """
   qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
   passages = (

@@ -1,9 +1,5 @@
 """Topic-DPR: a prompt for every topic, and losses over documents that share a category.
 
-A document has a title (query), an abstract (passage) and a set of categories. Both texts are
-encoded with the prompt of its topic. Its positives are the passages in the batch that share a
-category. No code was released; docs/topic-dpr.md lists what the paper leaves open.
-
 Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the baselines of the
 paper, with the same positives. With ``config.topics.words`` the topic words precede both texts, and
 there is no prompt (Table 2).

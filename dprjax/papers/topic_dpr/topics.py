@@ -93,18 +93,6 @@ def describe(fitted: Fitted) -> dict[str, Any]:
   }
 
 
-def _warn(fitted: Fitted, kind: str) -> None:
-  documents = fitted.topics.meta['documents']
-  largest = fitted.all_sizes[0]
-  if 2 * largest >= documents:
-    logger.warning(
-      'warning: one topic has %s of %s documents%s',
-      f'{largest:,}',
-      f'{documents:,}',
-      '; try a larger --gamma or another --seed' if kind == 'hlda' else '',
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   cli.run(Flags, _command, argv)
 
@@ -123,7 +111,6 @@ def _find(args: Flags) -> None:
   fitted = topic_models.fit(texts, settings, args.input)
   seconds = time.monotonic() - began
   found = describe(fitted)
-  _warn(fitted, args.kind)
   topic_models.save_topics(args.out, fitted.topics)
   outputs.write_report(args.out, {**found, 'counts': counts, 'seconds': round(seconds, 1)})
   cli.print_table(

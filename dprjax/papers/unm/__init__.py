@@ -11,9 +11,6 @@ relevant:
        it gives a probability of relevance below config.threshold
     4  the last retriever trains on config.mix of both pools and of random passages
 
-The report compares BM25, the frozen backbone and the rows of Table 9 of the paper on the test
-split.
-
 Mining itself is in the core (``retrieval.negatives``), and so are the methods that train (``dpr``
 and ``cross_encoder``). Read ``pipeline.py``, the order of the stages; then ``stages.py``, which
 runs a command only if its input changed. configs/unm.py has the options; docs/mining.md the rules.

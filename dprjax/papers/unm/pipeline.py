@@ -5,10 +5,9 @@
 The stages are commands of dprjax that run once each. The same command continues after an
 interruption; a stage runs again if its input changed.
 
-A first retriever trains on BM25 negatives. Negatives mined from BM25 and
-this retriever train a cross-encoder, which removes candidates that may be relevant. A last
-retriever trains on the mixture (DPTDR section 3.3). A table compares BM25, the frozen backbone and
-the rows of Table 9 of the paper on the test split.
+A first retriever trains on BM25 negatives. Negatives mined from both train a cross-encoder, which
+removes candidates that may be relevant. A last retriever trains on the mixture (DPTDR section 3.3).
+A table compares BM25, the frozen backbone and the rows of Table 9 of the paper on the test split.
 """
 
 import dataclasses
@@ -98,20 +97,7 @@ class Pipeline:
     self._corpus, self._queries = train['corpus'], train['queries']
     self._qrels = {'train': train['qrels'], 'test': test['qrels']}
     files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
-    trainings = 2 + int(config.undenoised)
-    trains_reranker = not config.reranker_path
-    # BM25 and its negatives; train and export; encode twice, search, measure; the candidates and
-    # the denoised pool; the reranker; the table.
-    self._stages = Stages(
-      workdir,
-      4
-      + 2 * trainings
-      + 4 * (trainings + 1)
-      + 3
-      + (config.undenoised or trains_reranker)
-      + 2 * trains_reranker
-      + 1,
-    )
+    self._stages = Stages(workdir)
 
   def _run(self) -> dict[str, epath.Path]:
     self._begin()

@@ -27,8 +27,8 @@ class Stages:
   stage runs again without removal, so a command may resume.
   """
 
-  def __init__(self, out: epath.Path, count: int):
-    self._record, self._count, self._number = out / _RECORD, count, 0
+  def __init__(self, out: epath.Path):
+    self._record, self._number = out / _RECORD, 0
     self._stages: dict[str, dict[str, Any]] = {}
     if self._record.exists():
       kind = dict[str, dict[str, Any]]
@@ -58,7 +58,7 @@ class Stages:
     if same and str(makes) in self._made:
       return
     self._number += 1
-    head = f'[{self._number}/{self._count}] {title}'
+    head = f'[{self._number}] {title}'
     if makes is not None and same and before.get('done') and makes.exists():
       print(f'{head}: done before', flush=True)
       self._made.add(str(makes))
@@ -72,12 +72,11 @@ class Stages:
     if status in (2, 130):
       sys.exit(status)  # the command printed the reason
     if status:
-      ended = (
-        f'was killed by signal {-status}{" (out of memory?)" if status == -9 else ""}'
-        if status < 0
-        else f'ended with status {status}'
+      killed = ', killed (out of memory?)' if status == -signal.SIGKILL else ''
+      raise InputError(
+        f'dprjax.{name} ended with status {status}{killed}; run the same command again to continue '
+        'from here'
       )
-      raise InputError(f'dprjax.{name} {ended}; run the same command again to continue from here')
     if makes is not None:
       self._sums = {
         path: digest for path, digest in self._sums.items() if not path.startswith(str(makes))

@@ -33,12 +33,6 @@ def draw(tokens, words, key=0, **options):
   )
 
 
-@pytest.fixture(scope='module')
-def drawn():
-  tokens, words = texts()
-  return tokens, words, draw(tokens, words)
-
-
 @pytest.mark.slow
 def test_rows_with_nothing_to_mask():
   # All padding; one word of three tokens, which a budget of one does not take.

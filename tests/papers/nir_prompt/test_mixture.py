@@ -15,6 +15,7 @@ from tests.refusals import refused
 from tests.training.conftest import WORDS
 
 BUCKETS = ((8, 16), (8, 16))
+ARRANGEMENTS = ('alternate', 'random_task', 'balanced', 'random')
 
 
 class Numbers:
@@ -58,7 +59,7 @@ def examples(tasks, batch):
   ]
 
 
-@pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
+@pytest.mark.parametrize('arrangement', ARRANGEMENTS)
 def test_a_step_number_alone_decides_its_batch_and_every_share(arrangement):
   tasks = [Numbers(size) for size in (40, 16, 9, 100)]
   options = {'arrangement': arrangement, 'batch_size': 16, 'per_task': 20}
@@ -83,7 +84,7 @@ def test_a_step_number_alone_decides_its_batch_and_every_share(arrangement):
     np.testing.assert_array_equal(batch['tokens'][:, 0] + offsets[batch['task']], batch['x_index'])
 
 
-@pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
+@pytest.mark.parametrize('arrangement', ARRANGEMENTS)
 def test_every_task_has_its_share_and_goes_through_its_examples(arrangement):
   sizes = (40, 16, 5)
   tasks = [Numbers(size) for size in sizes]

@@ -1,17 +1,16 @@
-"""Exports of NIR-Prompt runs: the prompt of a task, and an encoder with the prompts of all."""
+"""Exports of NIR-Prompt runs: the prompt of a task."""
 
 import jax
 import numpy as np
 import pytest
 
 from dprjax.base import tree
-from dprjax.models import artifact, head_specs, hub
+from dprjax.models import artifact, hub
 from dprjax.models.artifact import Prompt
 from dprjax.papers.nir_prompt import adapter as adapters
 from dprjax.papers.nir_prompt import nir_prompt, nir_reranker, nir_retriever, prompt_encoder
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
-from dprjax.training.method import DataSource
 from tests.models.test_artifact import META
 from tests.papers.nir_prompt import nir
 from tests.training.conftest import WORDS
@@ -95,52 +94,3 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   after = embedded(config, shape, tokenizer, devices, params, *rows)
   np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
   assert np.ptp(after) > 0.01
-
-
-def kept(config, workdir, kinds):
-  """The workdir of a run after its data are read."""
-  found = nir_prompt.read_files(config)
-  texts = nir_prompt._keep(DataSource(None, lambda *_: 'opened'), workdir, found)
-  assert texts.open(None, None) == 'opened'
-  assert set(map(str, texts.files.values())) == {
-    prompt.path for several in found for prompt in several.values()
-  }
-  return found
-
-
-def test_the_essential_matching_module_exports_its_head_and_all_prompts(
-  tokenizer, shape, parts, backbone, tmp_path
-):
-  config = nir.make_config('nir_reranker', trainable=(BODY, 'head/.*'))
-  digest = head_specs.sha256('mlm', shape, parts.heads['mlm'])
-  arrays = {}
-  for seed, task in enumerate(config.tasks):
-    path = tmp_path / 'mdm' / f'{task}.npz'
-    arrays[task] = nir.write_prompt(
-      path, shape, tokenizer, config, ('pair',), seed=seed, head_sha256=digest
-    )
-    config.tasks[task].prompt = str(path)
-  kept(config, tmp_path / 'run', ('pair',))
-  for task in config.tasks:  # the files at the start of the run count, wherever they are now
-    config.tasks[task].prompt = '/no/longer/there.npz'
-  trained = {
-    'backbone/layers/mlp/up/bias': np.ones((3, 16), np.float32),
-    'head/mlm/dense/bias': np.full(8, 2, np.float32),
-  }
-  product, files = export(config, tmp_path / 'run', backbone, trained, tokenizer)
-  (checkpoint,) = product.encoders.values()
-  flat = tree.flatten(checkpoint['params'])
-  np.testing.assert_array_equal(flat['layers/mlp/up/bias'], 1)
-  np.testing.assert_array_equal(
-    flat['embeddings/word/embedding'], parts.encoder['embeddings']['word']['embedding']
-  )
-  head = checkpoint['heads']['mlm']
-  np.testing.assert_array_equal(head.params['dense']['bias'], 2)
-  np.testing.assert_array_equal(head.params['bias'], parts.heads['mlm'].params['bias'])
-  assert sorted(files) == ['dialogue', 'qa']
-  for task, file in files.items():
-    prompt = artifact.load_prompt(file)
-    assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', shape, head) != digest
-    assert prompt.meta['verbalizer'] == ['oak', 'elm'] and prompt.meta['score'] == 'logit'
-    for name, array in arrays[task].items():
-      np.testing.assert_array_equal(adapters.vectors(prompt)[name], array)

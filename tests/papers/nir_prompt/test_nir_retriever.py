@@ -114,18 +114,6 @@ def write_files(config, folder, shape, tokenizer, **kwargs):
 
 
 @pytest.mark.slow
-def test_prompts_of_files_stay_and_the_backbone_moves(tokenizer, shape, parts, batch, tmp_path):
-  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
-  write_files(config, tmp_path, shape, tokenizer)
-  params, value, _, gradient = nir.value_and_gradient(
-    nir_retriever.build, config, shape, tokenizer, parts, batch, {'data': 1}
-  )
-  assert all(name.startswith('backbone/') for name in gradient)
-  expected = reference_loss(config, shape, tokenizer, params, batch)[0]
-  np.testing.assert_allclose(value, expected, rtol=2e-5)
-
-
-@pytest.mark.slow
 def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
   tokenizer, shape, parts, batch, tmp_path
 ):
@@ -141,15 +129,12 @@ def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
     for seed, name in enumerate(('qa', 'dr', 'rd'))
   }
   batch = batch | {'task': np.zeros(ROWS, np.int32)}
-  params, value, metrics, gradient = nir.value_and_gradient(
+  params, value, _, gradient = nir.value_and_gradient(
     nir_retriever.build, config, shape, tokenizer, parts, batch, {'data': 1}
   )
   assert list(gradient) == ['prompt/new/weights']
   np.testing.assert_array_equal(params['prompt/new/weights'], np.full(3, 1 / 3, np.float32))
   np.testing.assert_array_equal(params['sources/dr/query/P2'], sources['dr']['query/P2'])
-  assert {name: metrics[name] for name in metrics if name.startswith('weight')} == {
-    f'weight/new/{name}': float(np.float32(1 / 3)) for name in ('dr', 'qa', 'rd')
-  }
   loss = lambda params: reference_loss(config, shape, tokenizer, params, batch)[0]  # noqa: E731
   np.testing.assert_allclose(value, loss(params), rtol=2e-5)
   nir.assert_slope(loss, params, gradient)
@@ -174,13 +159,6 @@ def test_bad_options(changes, message, tokenizer, shape, parts):
   with refused(message):
     config = nir.make_config('nir_retriever', **changes)
     check_options(config)
-    init(config, tokenizer, shape, parts)
-
-
-def test_prompt_files_of_another_backbone(tokenizer, shape, parts, tmp_path):
-  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
-  write_files(config, tmp_path, shape, tokenizer, backbone_sha256='c' * 64)
-  with refused('BACKBONE'):
     init(config, tokenizer, shape, parts)
 
 

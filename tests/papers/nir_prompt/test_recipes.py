@@ -1,6 +1,4 @@
-"""The recipes of NIR-Prompt: what their arguments set, and trainings of each kind, also resumed and
-killed between tasks.
-"""
+"""The recipes of NIR-Prompt: what their arguments set."""
 
 import pathlib
 import re

@@ -10,7 +10,6 @@ from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import prompt_encoder, task_templates
 from dprjax.papers.nir_prompt.adapter import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
-from dprjax.text.vector_spec import VectorSpec
 from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused
 
@@ -30,65 +29,12 @@ def tokenizer(opening=1, middle=(2, 2), words=WORDS, mask_id=4):
   )
 
 
-def make(*specs):
-  return TaskTemplates.make(specs, tokenizer(), VOCABULARY)
-
-
 def rows_of(*texts):
   """Stored texts, ``[CLS] text [SEP]``, padded."""
   rows = [[1, *text, 2] for text in texts]
   length = max(map(len, rows))
   tokens = np.array([row + [0] * (length - len(row)) for row in rows], np.int32)
   return tokens, np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows], bool)
-
-
-@pytest.mark.slow
-def test_pairs():
-  made = make(Spec(('pair',), {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
-  texts = [
-    bare(*map(jnp.asarray, rows_of(*rows)), 1, 1) for rows in ([(7,), (8, 9)], [(10, 11), (12,)])
-  ]
-  filled = made.fill('pair', texts, 17, jnp.zeros(2, jnp.int32))
-  assert filled.tokens.tolist() == [
-    [1, 41, 7, 2, 2, 42, 43, 10, 11, 2, 2, 22, 23, 24, 4, 2, 0],
-    [1, 41, 8, 9, 2, 2, 42, 43, 12, 2, 2, 22, 23, 24, 4, 2, 0],
-  ]
-  assert not filled.token_types.any() and made.extra('pair') == 13
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'pooling', ['mask', *(pytest.param(name, marks=pytest.mark.slow) for name in ('mean', 'cls'))]
-)
-def test_pooling(pooling):
-  made = make(Spec(('query',), {'query/P1': 'a query:'}, {'query/P2': 1}))
-  tokens, mask = rows_of((7, 4, 8), (9,))
-  filled = made.fill(
-    'query',
-    [bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
-    9,
-    jnp.zeros(2, jnp.int32),
-  )
-  hidden = np.random.default_rng(0).standard_normal((2, 9, 5)).astype(np.float32)
-  expected = {
-    'mask': [hidden[0, 7], hidden[1, 5]],
-    'mean': [hidden[0, 3:6].mean(axis=0), hidden[1, 3]],
-    'cls': [hidden[0, 0], hidden[1, 0]],
-  }[pooling]
-
-  config = hub.scratch_config('tiny', 100)
-
-  def vectors(*ways, which=None):
-    specs = [VectorSpec(*way) for way in ways]
-    states = jnp.asarray(hidden)
-    return task_templates.vectors(config, {}, made, 'query', filled, states, specs, which)
-
-  np.testing.assert_allclose(vectors((pooling,)), expected, rtol=1e-6)
-  both = vectors(('cls',), (pooling, True), which=jnp.array([0, 1]))
-  unit = expected[1] / np.linalg.norm(expected[1])
-  np.testing.assert_allclose(both, [hidden[0, 0], unit], rtol=1e-6)
-  got = vectors((pooling, True))
-  np.testing.assert_allclose(got, [row / np.linalg.norm(row) for row in expected], rtol=1e-6)
 
 
 def test_a_tokenizer_without_a_mask():

@@ -111,7 +111,7 @@ def test_scores_of_pairs_equal_the_training_code(templates):
   expected = np.asarray(embed(params, 'pair', tokens, mask, lengths, zeros))[:, 0]
   np.testing.assert_allclose(scores, expected, **NEAR)
   assert scores.std() > 0.02
-  assert loaded.max_length == 5 + 7 + loaded.specials and loaded.specials == 11
+  assert loaded.max_length == 5 + 7 + 11
   assert loaded.truncated == 6  # the fourth text is too long as a query
   short = PromptReranker.load(
     templates / 'backbone', templates / 'pairs.npz', max_length=15, score='probability'

@@ -53,6 +53,9 @@ def test_splits_are_apart_and_grow_at_the_end(folder, capsys):
   for split, own in (('train', True), ('dev', False)):
     data = sources.load_dataset(sources.Source(str(folder / 'out' / split), split=split))
     categories = data.read_categories()
+    # The passage is only the abstract: its title is the query.
+    assert all(passage.text.startswith('abstract ') for passage in data.passages)
+    assert all(query.text.startswith('title ') for query in data.queries)
     for query in data.queries:
       expected = [
         id_ for id_, of in categories.items() if set(of) & set(categories[query.id]) and not own
@@ -105,15 +108,6 @@ def test_arxiv(tmp_path):
   assert list(papers.read_papers(array)) == PAPERS
 
 
-def test_corpora(tmp_path):
-  rows = [{'_id': 'a', 'title': 'T', 'text': 'x', 'categories': ['k']}, {'_id': 'b', 'text': ''}]
-  read = list(papers.read_papers(write(tmp_path / 'corpus.jsonl', rows)))
-  assert read == [Paper('a', 'T', 'T x', ('k',)), Paper('b', '', '', ())]
-  (tmp_path / 'corpus.tsv').write_text('a\tT\tx\nb\t\ty\n')
-  read = list(papers.read_papers(tmp_path / 'corpus.tsv'))
-  assert read == [Paper('a', '', 'T x', ()), Paper('b', '', 'y', ())]
-
-
 @pytest.mark.parametrize(
   'rows, message',
   [
@@ -124,24 +118,3 @@ def test_corpora(tmp_path):
 def test_bad_papers_are_named(tmp_path, rows, message):
   with refused(message):
     list(papers.read_papers(write(tmp_path / 'a.jsonl', rows)))
-
-
-FOUR = [
-  Paper('a', 'on a', 'text a', ('x', 'y')),
-  Paper('b', 'on b', 'text b', ('y',)),
-  Paper('c', 'on c', 'text c', ('z',)),
-  Paper('d', 'on d', 'text d', ('z', 'x')),
-]
-
-
-@pytest.mark.parametrize('own', [True, False])
-def test_the_beir_folder(tmp_path, own):
-  papers.write_beir(tmp_path / 'beir', FOUR, 'dev', own)
-  rows = [json.loads(line) for line in (tmp_path / 'beir/corpus.jsonl').read_text().splitlines()]
-  assert rows[0] == {'_id': 'a', 'title': '', 'text': 'text a', 'categories': ['x', 'y']}
-  data = sources.load_dataset(sources.Source(str(tmp_path / 'beir'), split='dev'))
-  # The passage is only the abstract: its title is the query.
-  assert [passage.text for passage in data.passages] == [f'text {p.id}' for p in FOUR]
-  assert [tuple(query) for query in data.queries] == [(p.id, p.title) for p in FOUR]
-  assert data.positives('c') == (['c'] if own else ['c', 'd'])
-  assert data.read_categories() == {paper.id: paper.categories for paper in FOUR}

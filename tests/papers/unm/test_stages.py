@@ -21,7 +21,7 @@ def scored(tmp_path):
 
 
 def stages(tmp_path):
-  return Stages(epath.Path(tmp_path), 1)
+  return Stages(epath.Path(tmp_path))
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_stage_runs_once_and_again_when_its_input_changes(tmp_path, scored, ca
   assert json.loads(out.read_text())['mean'] == {'RR@10': 0.5}
   assert '$ python -m dprjax.evaluate --run=' in capfd.readouterr().out
   stages(tmp_path).run('Measure', command, out, [run], out.parent)
-  assert capfd.readouterr().out == '[1/1] Measure: done before\n'
+  assert capfd.readouterr().out == '[1] Measure: done before\n'
   out.unlink()
   stages(tmp_path).run('Measure', command, out, [run], out.parent)
   assert out.exists()
@@ -55,19 +55,3 @@ def test_a_stage_that_fails_ends_the_process_and_is_not_done(tmp_path, scored, c
   assert json.loads((tmp_path / 'stages.json').read_text())[str(out)]['done'] is False
   with refused('dprjax.nonesuch'):
     stages(tmp_path).run('Nothing', ['nonesuch'])
-
-
-@pytest.mark.slow
-def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored, capfd):
-  command, run, out = scored
-  other = out.with_name('other.json')
-  ran = []
-  for made in (out, other, out, other):
-    again = stages(tmp_path)
-    for _ in range(2):  # in one process, the second call does nothing
-      again.run('Measure', [*command, f'--out={made}'], made, [run])
-    ran.append(capfd.readouterr().out.count('$ python') == 1)
-  assert ran == [True, True, False, False]
-  # A stage that runs every time leaves no record.
-  stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])
-  assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
