@@ -27,7 +27,7 @@ import timing
 from dprjax.models import encoder, hub
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import task_templates
-from dprjax.papers.nir_prompt.adapter import LearnedTokens
+from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from dprjax.text.vector_spec import VectorSpec
 

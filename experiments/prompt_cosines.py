@@ -9,7 +9,7 @@ import charts
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.models.artifact import Prompt
-from dprjax.papers.nir_prompt import adapter
+from dprjax.papers.nir_prompt import learned_tokens
 
 
 def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
@@ -19,7 +19,7 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
     InputError: they do not have the same learned slots, or none.
   """
   spaces = {
-    name: {slot: vectors.shape for slot, vectors in adapter.vectors(prompt).items()}
+    name: {slot: vectors.shape for slot, vectors in learned_tokens.vectors(prompt).items()}
     for name, prompt in prompts.items()
   }
   first = next(iter(spaces))
@@ -31,7 +31,9 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
       )
   rows = np.stack(
     [
-      np.concatenate([adapter.vectors(prompt)[slot].reshape(-1) for slot in sorted(spaces[first])])
+      np.concatenate(
+        [learned_tokens.vectors(prompt)[slot].reshape(-1) for slot in sorted(spaces[first])]
+      )
       for prompt in prompts.values()
     ]
   ).astype(np.float64)

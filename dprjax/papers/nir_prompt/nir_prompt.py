@@ -30,9 +30,8 @@ from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Template
-from dprjax.papers.nir_prompt import adapter as adapters
-from dprjax.papers.nir_prompt import multitask, prompt_encoder, task_templates
-from dprjax.papers.nir_prompt.adapter import LearnedTokens
+from dprjax.papers.nir_prompt import learned_tokens, multitask, prompt_encoder, task_templates
+from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
@@ -80,7 +79,7 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if prompt.meta['kind'] == adapters.NAME and task != name:  # refused later
+    if prompt.meta['kind'] == learned_tokens.NAME and task != name:  # refused later
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is for the task {task}; name the file of '
         f'{name}, or call the task {task}'
@@ -163,8 +162,8 @@ def _length(settings: ConfigDict, name: str) -> int:
 
 
 def _spec_of(prompt: Prompt, kinds: Sequence[str]) -> Spec:
-  adapters.check_template(prompt, kinds)
-  return adapters.spec(prompt)
+  learned_tokens.check_template(prompt, kinds)
+  return learned_tokens.spec(prompt)
 
 
 def _described(spec: Spec) -> str:
@@ -210,7 +209,7 @@ def build(
         count = len(found.sources)
         params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
       elif task in found.own:
-        for name, vectors in adapters.vectors(found.own[task]).items():
+        for name, vectors in learned_tokens.vectors(found.own[task]).items():
           params[f'{task}/{name}'] = {'vectors': vectors}
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
@@ -235,7 +234,7 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
   return {
     path.format(task=task, name=name): vectors
     for task, prompt in prompts.items()
-    for name, vectors in adapters.vectors(prompt).items()
+    for name, vectors in learned_tokens.vectors(prompt).items()
   }
 
 
@@ -272,9 +271,9 @@ def check_prompt(
   kinds: Sequence[str],
 ) -> None:
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  adapters.check_template(prompt, kinds)
+  learned_tokens.check_template(prompt, kinds)
   if 'pair' in kinds:
-    adapters.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+    learned_tokens.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
     raise InputError(
       f'{prompt.path}: trained with {there} fixed layers, but config.template.fixed_layers is '
@@ -408,7 +407,7 @@ def export(
       meta['weights'] = dict(zip(found.sources, values, strict=True))
     written[task] = (
       {
-        f'{adapters.SLOTS}{name}': np.asarray(array, np.float32)
+        f'{learned_tokens.SLOTS}{name}': np.asarray(array, np.float32)
         for name, array in expanded[task].items()
       },
       meta,

@@ -22,7 +22,7 @@ from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import TextRows, bare, unpack
 from dprjax.papers.nir_prompt import multitask, nir_prompt, task_templates
-from dprjax.papers.nir_prompt.adapter import LearnedTokens
+from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.pairs import VIEWS
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.training import cross_encoder, dual_encoder

@@ -17,9 +17,8 @@ from dprjax.losses import contrastive
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import bare
-from dprjax.papers.nir_prompt import adapter as adapters
-from dprjax.papers.nir_prompt import multitask, nir_prompt, task_templates
-from dprjax.papers.nir_prompt.adapter import LearnedTokens
+from dprjax.papers.nir_prompt import learned_tokens, multitask, nir_prompt, task_templates
+from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.text import vector_spec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
@@ -30,9 +29,9 @@ from dprjax.training.method import Model, Parts
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """InfoNCE over the global batch, with texts in the templates of their tasks."""
   contrastive.check_negatives(config)
-  if config.pooling not in adapters.POOLINGS:
+  if config.pooling not in learned_tokens.POOLINGS:
     raise InputError(
-      f'config.pooling: with a template use one of {", ".join(adapters.POOLINGS)}, not '
+      f'config.pooling: with a template use one of {", ".join(learned_tokens.POOLINGS)}, not '
       f'{config.pooling!r:.60}'
     )
   prompts = nir_prompt.build(config, model, tokenizer, SIDES)

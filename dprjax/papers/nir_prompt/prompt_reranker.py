@@ -14,9 +14,8 @@ from dprjax.encoding.embedder import check_size
 from dprjax.models import artifact, head_specs, hub
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, unpack
-from dprjax.papers.nir_prompt import adapter as adapters
-from dprjax.papers.nir_prompt import task_templates
-from dprjax.papers.nir_prompt.adapter import check_head, check_template
+from dprjax.papers.nir_prompt import learned_tokens, task_templates
+from dprjax.papers.nir_prompt.learned_tokens import check_head, check_template
 from dprjax.retrieval.reranker import Reranker, load_model
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
@@ -60,13 +59,15 @@ class PromptReranker(Reranker):
     yes, no = task_templates.label_ids(
       prompt.meta['verbalizer'], tokenizer, f'{prompt.path}: verbalizer in meta'
     )
-    made, adapter = adapters.of_prompts([prompt], tokenizer, config)
+    made, adapter = learned_tokens.of_prompts([prompt], tokenizer, config)
     (template,) = made.templates['pair']
     self.prompt, self.score_kind = prompt, score or prompt.meta['score']
     self._most: list[int] | None = None  # tokens of each text
     if max_length is None:
       lengths = {side: prompt.meta[f'{side}_max_length'] for side in SIDES}
-      self._most = adapters.text_tokens(prompt, lengths, tokenizer, template.num_tokens, backbone)
+      self._most = learned_tokens.text_tokens(
+        prompt, lengths, tokenizer, template.num_tokens, backbone
+      )
       max_length = sum(self._most) + template.num_tokens
     check_size('max_length', max_length)
     template.cut(np.zeros((0, 2), np.int32), max_length)  # raises without room for texts

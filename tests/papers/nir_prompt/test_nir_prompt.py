@@ -7,8 +7,13 @@ import pytest
 from dprjax.base import tree
 from dprjax.models import artifact, hub
 from dprjax.models.artifact import Prompt
-from dprjax.papers.nir_prompt import adapter as adapters
-from dprjax.papers.nir_prompt import nir_prompt, nir_reranker, nir_retriever, prompt_encoder
+from dprjax.papers.nir_prompt import (
+  learned_tokens,
+  nir_prompt,
+  nir_reranker,
+  nir_retriever,
+  prompt_encoder,
+)
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
 from tests.models.test_artifact import META
@@ -79,11 +84,11 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   assert (prompt.meta['query_max_length'], prompt.meta['passage_max_length']) == (7, 9)
   encoders = {
     slot: params['prompt']['qa'][slot.split('/')[0]][slot.split('/')[1]]
-    for slot in adapters.vectors(prompt)
+    for slot in learned_tokens.vectors(prompt)
   }
   for slot, own in jax.jit(prompt_encoder.encode_prompts)(encoders).items():
-    np.testing.assert_allclose(adapters.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
-  assert len(adapters.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
+    np.testing.assert_allclose(learned_tokens.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
+  assert len(learned_tokens.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
 
   # Under the file the model says the same.
   rng = np.random.default_rng(0)

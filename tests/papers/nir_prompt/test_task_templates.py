@@ -8,7 +8,7 @@ import pytest
 from dprjax.models import encoder, hub
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import prompt_encoder, task_templates
-from dprjax.papers.nir_prompt.adapter import LearnedTokens
+from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused

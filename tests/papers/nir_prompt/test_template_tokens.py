@@ -7,7 +7,7 @@ from dprjax.base.errors import InputError
 from dprjax.models import hub
 from dprjax.models.artifact import check_prompt, load_prompt
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.nir_prompt.adapter import (
+from dprjax.papers.nir_prompt.learned_tokens import (
   LearnedTokens,
   check_head,
   check_template,

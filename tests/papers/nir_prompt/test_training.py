@@ -9,7 +9,7 @@ from dprjax import PromptReranker, encode, export, load_prompt, train
 from dprjax.base import tree
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import artifact, head_specs, hub
-from dprjax.papers.nir_prompt import adapter as adapters
+from dprjax.papers.nir_prompt import learned_tokens
 from dprjax.papers.nir_prompt.pairs import PairSource, measure_pairs, read_pairs
 from tests.workdirs import trainable_of
 
@@ -64,7 +64,7 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   prompts = {task: load_prompt(file) for task, file in files.items()}
   for task, prompt in prompts.items():
     assert prompt.meta['task'] == task and prompt.meta['backbone_sha256'] == before.sha256
-    assert len(adapters.vectors(prompt)) == (4 if stage == 'retriever' else 3)
+    assert len(learned_tokens.vectors(prompt)) == (4 if stage == 'retriever' else 3)
 
   # The backbone on both tasks, under these prompts.
   named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
@@ -81,8 +81,8 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     own = load_prompt(model / 'prompts' / f'{task}.npz')
     assert own.meta['backbone_sha256'] == after.sha256 != before.sha256
     assert own.meta['template'] == prompt.meta['template']
-    for name, vectors in adapters.vectors(prompt).items():
-      assert adapters.vectors(own)[name].tobytes() == vectors.tobytes()
+    for name, vectors in learned_tokens.vectors(prompt).items():
+      assert learned_tokens.vectors(own)[name].tobytes() == vectors.tobytes()
     if stage == 'reranker':
       digest = head_specs.sha256('mlm', after.config, after.heads['mlm'])
       assert own.meta['head_sha256'] == digest != prompt.meta['head_sha256']
@@ -118,9 +118,9 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   (weights,) = trained.values()
   assert list(trained) == [f'prompt/{new}/weights'] and not np.allclose(weights, 0.5, atol=1e-6)
   assert list(prompt.meta['weights']) == sorted(files)
-  for name, vectors in adapters.vectors(prompt).items():
+  for name, vectors in learned_tokens.vectors(prompt).items():
     expected = sum(
-      weight * adapters.vectors(prompts[task])[name]
+      weight * learned_tokens.vectors(prompts[task])[name]
       for weight, task in zip(weights, sorted(files), strict=True)
     )
     np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6)
