@@ -4,9 +4,10 @@ import pathlib
 
 import pytest
 
+from dprjax.base import tree
 from dprjax.text import sources
 from dprjax.training import config as configs
-from dprjax.training import optim, retrieval_data
+from dprjax.training import retrieval_data
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -176,7 +177,7 @@ def test_ms_marco_chooses_on_training_queries_and_reads_titles(tmp_path):
 def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
   config = parse('rip.py:prompt')
   names = ['prompt/prefix', 'head/mlm/bias', 'head/mlm/dense/kernel']
-  factors = optim.tree.first_match(config.optim.learning_rate_rules, names, 'rules')
+  factors = tree.first_match(config.optim.learning_rate_rules, names, 'rules')
   rates = {name: factor * config.optim.learning_rate for name, factor in factors.items()}
   assert rates['prompt/prefix'] == 7e-3
   assert rates['head/mlm/bias'] == rates['head/mlm/dense/kernel'] == pytest.approx(1e-4)

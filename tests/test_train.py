@@ -25,7 +25,7 @@ from dprjax.retrieval import choosing, folder
 from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.text import seen, tokenizing
 from dprjax.text.qrels import read_qrels
-from dprjax.training import baseline, checkpoint, choice, optim, stored_config, updates
+from dprjax.training import baseline, checkpoint, choice, stored_config, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from tests import devices
@@ -312,7 +312,7 @@ def test_the_average_equals_numpy():
     value = jnp.sum(jnp.square(params['w'] - batch['x']))
     return value, {}
 
-  optimizer = optim.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
+  optimizer = updates.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
   copies = [jax.tree.map(jnp.copy, start) for _ in range(2)]
   state = updates.State(start, optimizer.init(start), *copies)

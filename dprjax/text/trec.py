@@ -14,7 +14,6 @@ from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.base.ranking import Ranking
-from dprjax.text import runs
 
 _PIECE = 1 << 17  # rows of a piece
 
@@ -164,6 +163,8 @@ def read_run(path: PathLike) -> Run:
 
   As in trec_eval, scores decide and ranks are ignored.
   """
+  from dprjax.text import runs  # commands that write runs do without its parser
+
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
   parts = []

@@ -18,7 +18,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import PASSING, Progress, duration, rounded
 from dprjax.models import hub
 from dprjax.text.batches import open_batches
-from dprjax.training import baseline, checkpoint, log, optim, updates
+from dprjax.training import baseline, checkpoint, log, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
@@ -107,7 +107,7 @@ class Loop:
     schedule_steps = self.total = config.steps or max(round(config.epochs * epoch), 1)
     if choice is not None:
       schedule_steps, self.total = choice.schedule, choice.steps
-    self._schedule = optim.make_schedule(config.optim, schedule_steps)
+    self._schedule = updates.make_schedule(config.optim, schedule_steps)
     self._every = configs.evaluate_every(config, epoch)
     self._save_every = config.checkpoint.every or epoch
 

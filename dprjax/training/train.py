@@ -22,9 +22,9 @@ from dprjax.training import (
   baseline,
   encoder_settings,
   log,
-  optim,
   selection,
   stored_config,
+  updates,
 )
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -144,7 +144,7 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   key = jax.random.fold_in(jax.random.key(config.seed), 0)
   params = tree.flatten(model.init(parts, key))
   trainable = tree.trainable_names(config.trainable, list(params))
-  optim.match_rules(config.optim, trainable)
+  updates.match_rules(config.optim, trainable)
   known: seen.Seen = {} if prompt is None else prompt.queries
   files = {**texts.files, **workdirs.model_files(config, backbone.path)}
   if main:

@@ -6,7 +6,7 @@ import pytest
 
 from dprjax.base import tree
 from dprjax.training import config as configs
-from dprjax.training import optim
+from dprjax.training import updates
 from tests.refusals import refused
 
 
@@ -25,11 +25,11 @@ TRAINABLE = {'prompt/bias', 'prompt/prefix'}
 
 
 def step(config, gradients, params=PARAMS, trainable=TRAINABLE, steps=10, n=1):
-  optimizer = optim.make_optimizer(config, list(params), trainable, steps)
+  optimizer = updates.make_optimizer(config, list(params), trainable, steps)
   state, update = optimizer.init(params), jax.jit(optimizer.update)
   for _ in range(n):
-    updates, state = update(gradients, state, params)
-    params = optax.apply_updates(params, updates)
+    changes, state = update(gradients, state, params)
+    params = optax.apply_updates(params, changes)
   return params, state
 
 
@@ -54,7 +54,7 @@ def test_frozen_gradients_do_not_shrink_the_live_ones_through_the_clip():
 
 
 def test_state_exists_for_the_live_leaves_alone():
-  optimizer = optim.make_optimizer(settings(), list(PARAMS), TRAINABLE, 10)
+  optimizer = updates.make_optimizer(settings(), list(PARAMS), TRAINABLE, 10)
   state = optimizer.init({**PARAMS, 'backbone/kernel': jnp.zeros(1000)})
   assert tree.count(state) <= 2 * 4 + 4
 
@@ -90,14 +90,14 @@ def test_learning_rate_rules_scale_a_subtree():
 
 
 def test_schedule_rises_over_the_warm_up_and_falls_to_zero():
-  schedule = optim.make_schedule(settings(learning_rate=1.0, warmup=0.1), 100)
+  schedule = updates.make_schedule(settings(learning_rate=1.0, warmup=0.1), 100)
   assert [float(schedule(s)) for s in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.5, 1.0, 0.5, 0.0])
-  constant = optim.make_schedule(settings(learning_rate=1.0, warmup=0.0, decay='none'), 100)
+  constant = updates.make_schedule(settings(learning_rate=1.0, warmup=0.0, decay='none'), 100)
   assert float(constant(99)) == 1.0
 
 
 def test_an_uncovered_name_is_an_error():
   with refused('config.optim.learning_rate_rules'):
-    optim.make_optimizer(
+    updates.make_optimizer(
       settings(learning_rate_rules=(('backbone/.*', 1.0),)), list(PARAMS), TRAINABLE, 10
     )
