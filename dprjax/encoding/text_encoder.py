@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -32,13 +32,16 @@ from dprjax.encoding.embedder import (
   place,
   place_backbone,
 )
-from dprjax.models import artifact, encoder_config, hub
+from dprjax.models import encoder_config, hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, stack
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.text import seen, tokenizing, vector_spec
 from dprjax.text.vector_spec import SIDES, VectorSpec
+
+if TYPE_CHECKING:
+  from dprjax.models import artifact
 
 logger = logging.getLogger('dprjax')
 
@@ -49,7 +52,7 @@ UNNAMED = ''
 class BankEntry(NamedTuple):
   """A prompt in a bank (None: the bare backbone), and its settings for vectors."""
 
-  prompt: artifact.Prompt | None
+  prompt: 'artifact.Prompt | None'
   spec: VectorSpec
 
   @property
@@ -183,6 +186,8 @@ class Encoder:
     for name, path in (prompt if isinstance(prompt, Mapping) else {UNNAMED: prompt}).items():
       loaded = None
       if path is not None:
+        from dprjax.models import artifact  # not for the bare backbone
+
         loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
       both = {
         side: vector_spec.of_meta(loaded.meta if loaded else {}, one.spec).replace(
@@ -195,7 +200,7 @@ class Encoder:
         for side, one in backbones.items()
       }
       bank[name] = BankEntry(loaded, _joined(both['query'], both['passage'], folder))
-    if prompt is None and (folder / artifact.FILE).exists():
+    if prompt is None and (folder / hub.PROMPT).exists():
       logger.warning(
         '%s contains a prompt that is not applied; to apply it, give prompt=%s',
         folder,

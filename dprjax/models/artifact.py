@@ -31,12 +31,12 @@ from dprjax.models import adapter as adapters
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.hub import Backbone
+from dprjax.models.hub import PROMPT, Backbone
 from dprjax.text import seen
 from dprjax.text.vector_spec import SIDES
 
 FORMAT = 'dprjax.prompt'
-FILE = 'prompt.npz'  # its name in a folder
+FILE = PROMPT
 VERSION = 1
 
 _Score = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
@@ -142,7 +142,7 @@ def check_gain(where: str, gain: Any) -> None:
 
 
 def load_prompt(path: PathLike) -> Prompt:
-  """Reads a prompt file. To encode with it, use ``load_prompt_for``."""
+  """Reads a prompt file."""
   path = locate(path)
   arrays = read_arrays(path, 'prompt', _MOST_COMPRESSED, 'export or fetch it again')
   text = arrays.pop('meta', None)

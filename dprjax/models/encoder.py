@@ -74,8 +74,7 @@ def _inputs(
     shifted = f' shifted by {known}' if known else ''
     raise InputError(
       f'{length} tokens{shifted} exceed the {config.max_tokens} positions of the encoder; lower '
-      'the '
-      'maximum length'
+      'the maximum length'
     )
   if not isinstance(shift, int):
     shift = jnp.reshape(shift, (-1, 1))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Params = dict[str, Any]
 
 FORMAT = 'dprjax.model'  # mark of folders written here
+PROMPT = 'prompt.npz'  # the name of a prompt in a folder
 OURS = 'an unchanged model exported by dprjax'
 
 _LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
@@ -133,8 +134,7 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
   if vocab_size > rows:
     raise InputError(
       f'{path}: the tokenizer has {vocab_size} tokens, but the backbone {backbone.path} has only '
-      f'{rows}; '
-      'use the tokenizer of the backbone'
+      f'{rows}; use the tokenizer of the backbone'
     )
 
 

@@ -157,7 +157,7 @@ def open_checkpoint(
   return Checkpoint(folder, config, hf_config, tensors)
 
 
-def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params, str]:
+def read_encoder(checkpoint: Checkpoint, on_disk: bool) -> tuple[Params, str]:
   """Parameters and SHA-256 of an encoder. Memory holds each tensor once, or one at a time."""
   config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}

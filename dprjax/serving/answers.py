@@ -16,7 +16,6 @@ from dprjax.serving.library import NameTaken, UnknownPrompt
 
 logger = logging.getLogger('dprjax')
 
-_JSON = 'application/json'
 _ROWS = 64  # items of a part of an answer
 
 
@@ -38,7 +37,7 @@ class Failure(Exception):
 
 
 def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-  return Response(encode(content), status, headers, media_type=_JSON)
+  return Response(encode(content), status, headers, media_type='application/json')
 
 
 async def in_parts(rows: Callable[[int, int], Any], count: int) -> orjson.Fragment:

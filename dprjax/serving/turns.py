@@ -67,7 +67,7 @@ Spent = Callable[[float], None]  # called with the seconds of finished work
 
 
 def ignore(seconds: float) -> None:
-  """Nobody counts finished work."""
+  """Counts nothing."""
 
 
 class Turns:

@@ -42,8 +42,7 @@ from dprjax.text.tokenizing import Tokenizer
 
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')
-SHORT = 5
-"""In tokens. Shorter sentences carry too little: a heading, "Yes.", half an abbreviation."""
+SHORT = 5  # tokens; shorter sentences carry too little: a heading, "Yes.", half an abbreviation
 
 KINDS = ('.jsonl', '.csv', '.tsv', '.parquet', '.txt')
 # Characters; a longer text file becomes several documents, so that it need not fit into memory.

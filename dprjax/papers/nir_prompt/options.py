@@ -36,7 +36,6 @@ def table() -> types.SimpleNamespace:
   # size of the smallest set
   c.per_task = whole(0, least=0, most=10**9)
 
-  # the template around each text.
   c.template = types.SimpleNamespace()
   # Slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
   # 'hybrid', for pairs, only P3 in words; 'none', empty

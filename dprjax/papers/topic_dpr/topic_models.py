@@ -75,8 +75,7 @@ _DEPTH = 3  # levels of hLDA, with the root
 
 logger = logging.getLogger('dprjax')
 
-MOST_DOCUMENTS = 3000
-"""The most documents used to find topics; more take longer."""
+MOST_DOCUMENTS = 3000  # used to find topics; more take longer
 
 
 @dataclasses.dataclass(frozen=True)
