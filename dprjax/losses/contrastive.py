@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 
 from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Params
 from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Params
 
 FROZEN = 'frozen_query_vectors'  # key of a batch, for the regularization
 VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # names of constant parameters

@@ -25,8 +25,9 @@ from ml_collections import ConfigDict
 from dprjax.base import mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Loss, Params, distillation
+from dprjax.losses import distillation
 from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import heads, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, bare, fill, unpack

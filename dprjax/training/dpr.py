@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.losses import Batch, Loss, Params, contrastive, distillation
+from dprjax.losses import contrastive, distillation
 from dprjax.losses.contrastive import FROZEN
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training import dual_encoder
 from dprjax.training.dual_encoder import Vectors

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Params
 from dprjax.losses.grad_cache import embed_chunked
+from dprjax.losses.types import Batch, Params
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models import pooling as poolings

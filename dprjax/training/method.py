@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError, describe_error
-from dprjax.losses import Batch, Loss, Params
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.training import config as configs
 from dprjax.training.methods import METHODS, Modules, names
 

@@ -23,7 +23,7 @@ from dprjax.base import files
 from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.losses import Batch, Loss, Params
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import fingerprint
 from dprjax.text.tokenizing import Tokenizer

@@ -15,8 +15,8 @@ from dprjax.base import mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.encoding.embedder import Embedder
-from dprjax.losses import Batch, Params
 from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Params
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.batches import longest_bucket, process_rows, shuffle_rows, smallest_bucket
 from dprjax.text.tokenizing import Tokenizer, pad_batch

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Loss, Params
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.embed import unit
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.tokenizing import Tokenizer

@@ -18,8 +18,9 @@ from ml_collections import ConfigDict
 from dprjax.base import files, mesh
 from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Loss, Params, contrastive
+from dprjax.losses import contrastive
 from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import encoder, heads, hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states

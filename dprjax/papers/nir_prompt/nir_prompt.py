@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base import files, tree
 from dprjax.base.errors import InputError
-from dprjax.losses import Params
+from dprjax.losses.types import Params
 from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base import mesh
-from dprjax.losses import Batch, Loss, Params
 from dprjax.losses.grad_cache import map_chunks
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import TextRows, bare, unpack
 from dprjax.papers.nir_prompt import multitask, nir_prompt, task_templates

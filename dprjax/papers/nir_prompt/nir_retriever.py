@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from dprjax.base import mesh
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Loss, Params, contrastive
+from dprjax.losses import contrastive
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import learned_tokens, multitask, nir_prompt, task_templates

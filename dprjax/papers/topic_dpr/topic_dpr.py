@@ -22,8 +22,9 @@ from ml_collections import ConfigDict
 from dprjax.base import hashes, tree
 from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
-from dprjax.losses import Batch, Loss, Params, contrastive
+from dprjax.losses import contrastive
 from dprjax.losses.grad_cache import embed_chunked
+from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.adapters import prefix
