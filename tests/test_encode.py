@@ -4,10 +4,12 @@ import functools
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from dprjax import Retriever, encode, load_prompt
+from dprjax.base import mesh
 from dprjax.base.files import sha256_file
 from dprjax.encoding import codes, embedder, embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
@@ -103,6 +105,13 @@ def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
     arithmetic='float32',
     input_sha256=found.meta.input_sha256,
   )
+
+
+@pytest.mark.slow
+def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
+  single = mesh.make_mesh({'data': -1}, jax.local_devices()[:1])
+  one = Encoder.load(trained / 'backbone', prompt, mesh=single)
+  np.testing.assert_allclose(one.encode(list(TEXTS.values())), vectors, atol=2e-6)
 
 
 @pytest.mark.slow
