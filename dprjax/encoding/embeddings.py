@@ -263,8 +263,7 @@ def join(several: Sequence[Embeddings], flag: str) -> Embeddings:
     if different:
       raise InputError(
         f'{flag}: {first.folder} and {one.folder} are not parts of one corpus: '
-        f'{"; ".join(different)}; encode all with the same settings, or search each and join the '
-        'runs with dprjax fuse --shards'
+        f'{"; ".join(different)}; encode all with the same settings, and codes in one folder'
       )
   return Embeddings(
     [shard for one in several for shard in one.shards],

@@ -402,5 +402,5 @@ def test_parts_of_a_corpus_are_one(tmp_path):
     put_shard(writer, shard)
     writer.finish()
     codes_of.append(load_embeddings(tmp_path / name))
-  with refused('--corpus', str(tmp_path / 'e'), 'fuse --shards'):
+  with refused('--corpus', str(tmp_path / 'e')):
     embeddings.join(codes_of, '--corpus')
