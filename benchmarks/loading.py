@@ -69,7 +69,7 @@ def make(folder: pathlib.Path, backbone: str, stored: str) -> tuple[int, int]:
   from dprjax.planning import backbones
   from dprjax.text import vocabularies
 
-  config = backbones.SHAPES[backbone]
+  config = backbones.named(backbone)
   folder.mkdir()
   vocabularies.train_wordpiece(['a few words of a vocabulary'], 100, folder)
   family = config.family

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from dprjax.models import artifact, encoder, hub, rotary
 from dprjax.models import family as families
@@ -229,27 +228,6 @@ def test_a_prompt_that_a_window_would_hide_in_peft_is_refused(load, tmp_path):
     adapters.write_adapters(tmp_path, prompt_of(backbone, vectors, longest=37), config, None)
 
 
-def test_a_prefix_of_peft_gets_texts_as_long_as_its_window(load, tmp_path):
-  arrays, backbone = load('embeddinggemma')
-  vectors = arrays['prompt'].astype(np.float32)
-  # Without the meta of dprjax, as PEFT writes it.
-  config, tensors = PREFIX.peft.write('p', wide(backbone.config), {
-    'shift_positions': True, 'query_max_length': 1, 'passage_max_length': 1
-  }, {'prefix': vectors})  # fmt: skip
-  (tmp_path / 'adapter_config.json').write_text(json.dumps(config | {'peft_type': 'PREFIX_TUNING'}))
-  safetensors.numpy.save_file(tensors, tmp_path / 'adapter_model.safetensors')
-  room = backbone.config.window - vectors.shape[2]
-  assert room < 1
-  with refused(tmp_path, str(room)):
-    adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
-  backbone = dataclasses.replace(backbone, config=wide(backbone.config))
-  room = backbone.config.window - vectors.shape[2]
-  found = adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
-  assert max(found.meta[f'{side}_max_length'] for side in ('query', 'passage')) <= room
-  with refused('--query_max_length', str(room)):
-    adapters.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {'query_max_length': room + 1})
-
-
 def test_a_norm_and_its_gradient_are_those_of_the_definition():
   shape = llama.Config('llama', 5, 8, 1, 1, 1, 8, 8, 8, rotary.Rope(1e4), norm_offset=1.0)
   rng = np.random.default_rng(0)
@@ -307,7 +285,6 @@ def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path, torch):
     np.testing.assert_allclose(
       found.last_hidden_state[mask], expected[mask], rtol=0, atol=2e-6 * largest
     )
-    back = adapters.read_prompt(folder, backbone, 'b' * 64, 'tiny', {})
-    for own in (Prefix(vectors, shift=length * shift), back.adapters('query')[0]):
-      hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, adapter=own)
-      np.testing.assert_allclose(hidden[mask], expected[mask], rtol=0, atol=1e-5)
+    prompt = Prefix(vectors, shift=length * shift)
+    hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, adapter=prompt)
+    np.testing.assert_allclose(hidden[mask], expected[mask], rtol=0, atol=1e-5)
