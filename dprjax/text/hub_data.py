@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files, provenance
+from dprjax.base import files, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 
@@ -43,7 +43,7 @@ def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epat
   """
   out = epath.Path(folder)
   about = {'name': given, 'splits': list(dict.fromkeys(splits))}
-  if provenance.was_made(out, _MARK, about):
+  if _was_made(out, about):
     return out
   name, config, own = _parts(given)
   with files.atomic_path(out) as aside:
@@ -60,6 +60,16 @@ def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epat
       _log.info('%s: %s', source, counted(count, 'rows'))
     files.write_json(aside / _MARK, about)
   return out
+
+
+def _was_made(folder: epath.Path, about: dict[str, Any]) -> bool:
+  """Whether a folder exists, with this description; InputError if it has another."""
+  if not folder.exists():
+    return False
+  path = folder / _MARK
+  if (reading.read_json_object(path, 'data set') if path.exists() else {}) != about:
+    raise InputError(f'{folder} does not contain {about}; remove it, or name another workdir')
+  return True
 
 
 def _is_json(value: Any) -> bool:

@@ -1,5 +1,3 @@
-import os
-
 import pytest
 from etils import epath
 
@@ -59,14 +57,3 @@ def test_a_record_cannot_have_another_file_read(folder, tmp_path, name):
   files.write_json(folder / 'about.json', record | {'own_sha256': provenance.digest(record)})
   with refused(folder):
     kept(folder)
-
-
-def test_files_are_known_by_size_time_and_content(tmp_path):
-  path = epath.Path(tmp_path) / 'a'
-  path.write_text('one')
-  stamps = provenance.stamp({'text': path})
-  assert provenance.changes(stamps, {'text': path}) == []
-  os.utime(path)  # touched
-  assert provenance.changes(stamps, {'text': path}) == []
-  path.write_text('two')
-  assert provenance.changes(stamps, {'text': path, 'more': path}) == ['text', 'more']
