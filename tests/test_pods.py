@@ -324,7 +324,7 @@ def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_on_one_process_ends_all(trained, flags, tmp_path):
+def test_an_error_on_one_process_is_reported_by_all(trained, flags, tmp_path):
   # Only process 0 looks at the folder of the cache.
   (tmp_path / 'other').mkdir()
   (tmp_path / 'other' / 'train').mkdir()
@@ -332,9 +332,10 @@ def test_an_error_on_one_process_ends_all(trained, flags, tmp_path):
   pod = Pod(2, 1, *training(flags, tmp_path / 'run', f'--config.data.token_cache={tmp_path}/other'))
   status, said = pod.end(60)
   assert status == 2, said
-  assert 'neither empty nor a token cache' in next(
-    line for line in pod.errors() if line.startswith('[0]')
+  assert sorted(line[:4] for line in pod.errors()) == ['[0] ', '[1] '] and all(
+    'neither empty nor a token cache' in line for line in pod.errors()
   ), said
+  assert 'process 0' in next(line for line in pod.errors() if line.startswith('[1]'))
 
 
 @pytest.mark.slow
@@ -350,7 +351,12 @@ def test_a_killed_host_ends_the_others_and_the_run_ends_with_the_same_bits(
   began = time.monotonic()
   status, said = pod.end(60)
   assert status == 128 + signal.SIGKILL and time.monotonic() - began < 30, said
-  assert pod.errors() or 'JAX distributed service' in said, said
+  if victim:  # it is named by the other
+    [line] = pod.errors()
+    assert line.startswith(f'[0] dprjax: error: process {victim}'), said
+    assert 'killed' in line and 'Traceback' not in said, said
+  else:  # the coordinator, whose loss ends the other in C++
+    assert pod.errors() or 'JAX distributed service' in said, said
   run(2, 2, *training(flags, broken))
   assert_same_bits(trainable_of(broken)[1], trainable_of(whole)[1])
   assert metrics_of(broken) == metrics_of(whole)

@@ -5,7 +5,7 @@ flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so 
 launchers that jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed Job on GKE.
 Otherwise it is a single process, and the functions here do nothing.
 
-JAX ends the job when one of its processes ends or falls silent. Only ``gather`` uses the devices;
+``watch.Watch`` ends the job when one of its processes ends. Only ``gather`` uses the devices;
 everything else goes through the coordinator, which process 0 runs.
 """
 
@@ -18,7 +18,7 @@ import os
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -32,12 +32,15 @@ from jax.experimental import multihost_utils
 from dprjax.base.errors import InputError, end, explain, wants_traceback
 from dprjax.base.flags import Job
 
+if TYPE_CHECKING:
+  from dprjax.base.watch import Watch
+
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-_FOREVER_MS = 7 * 24 * 3600 * 1000  # JAX ends pointless waits
+_FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends pointless waits
 _LINGER_S = 2  # from our time-out to that of jax
 
-_joined = False
+_watch: 'Watch | None' = None
 # Numbers of barriers and agreements; all processes reach them in the same order.
 _numbers = itertools.count()
 
@@ -46,10 +49,9 @@ _numbers = itertools.count()
 def together(job: Job, raw: bool = False) -> Iterator[None]:
   """Joins the job, if any, around a command, and ends with the job.
 
-  An exception in one process ends all: it prints the reason, and JAX ends the others. ``raw`` also
-  shows the traceback.
+  An exception in one process ends all, each with a line that names the process and the reason.
+  ``raw`` also shows tracebacks.
   """
-  global _joined
   if not start(job):
     yield
     return
@@ -58,13 +60,12 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
     barrier('end')
   except BaseException as error:
     leave(error, trace=raw)
-  _joined = False
-  jax.distributed.shutdown()
+  _finish()
 
 
 def start(job: Job) -> bool:
   """Joins the job of the flags or the environment; False for a single process."""
-  global _joined
+  global _watch
   given = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
@@ -88,7 +89,8 @@ def start(job: Job) -> bool:
     jax.distributed.initialize(
       **place,
       initialization_timeout=job.join_timeout + _LINGER_S,
-      heartbeat_timeout_seconds=job.peer_timeout,
+      # Later than our watch, whose message is clearer.
+      heartbeat_timeout_seconds=max(100, 4 * job.peer_timeout),
     )
   except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
     raise InputError(
@@ -102,8 +104,21 @@ def start(job: Job) -> bool:
   if state.num_processes == 1:
     jax.distributed.shutdown()
     return False
-  _joined = True
+  from dprjax.base import watch  # only in a job
+
+  _watch = watch.Watch(
+    state.client,
+    state.process_id,
+    state.num_processes,
+    str(state.coordinator_address),
+    job.peer_timeout,
+    end,
+  )
   if state.process_id:
+    logging.getLogger('dprjax').info(
+      'if process 0, the coordinator at %s, is lost, JAX ends this process with a stack trace',
+      state.coordinator_address,
+    )
     logging.getLogger('dprjax').setLevel(logging.WARNING)  # only process 0 logs
   return True
 
@@ -155,12 +170,24 @@ def leave(error: BaseException, trace: bool = False) -> None:
 
   Call it before any cleanup that would wait for other processes.
   """
-  if not _joined:
+  if _watch is None:
     return
+  status, line = explain(error)
+  if status == 1:
+    # Probably another process is gone; then the watch names it and ends this process.
+    _watch.wait()
   if trace or wants_traceback():
     traceback.print_exception(error)
-  status, line = explain(error)
-  end(status, line if status == 2 else f'{line}; did another process end before?')
+  _watch.report(status, line)
+  end(status, line)
+
+
+def _finish() -> None:
+  global _watch
+  assert _watch is not None
+  _watch.stop()
+  _watch = None
+  jax.distributed.shutdown()
 
 
 def _client() -> Any:
@@ -170,7 +197,7 @@ def _client() -> Any:
 
 
 def barrier(name: str) -> None:
-  if _joined:
+  if _watch is not None:
     _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 
 
@@ -190,7 +217,7 @@ def turn() -> Iterator[None]:
 
 def agree(value: Any) -> Any:
   """The ``value`` (JSON) of process 0, on every process."""
-  if not _joined:
+  if _watch is None:
     return value
   client, key = _client(), f'dprjax/agreed/{next(_numbers)}'
   if jax.process_index() == 0:
@@ -201,7 +228,7 @@ def agree(value: Any) -> Any:
 
 def gather(array: np.ndarray) -> np.ndarray:
   """Stacks arrays of the same shape, one a process, to ``[processes, ...]`` on every process."""
-  if not _joined:
+  if _watch is None:
     return array[None]
   barrier('gather')  # collectives may time out; barriers do not
   return np.asarray(multihost_utils.process_allgather(array))

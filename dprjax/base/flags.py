@@ -198,7 +198,7 @@ class Job:
     env='DPRJAX_JOIN_TIMEOUT',
   )
   peer_timeout: int = flag(
-    'time without a sign of life after which JAX takes a process for lost and ends the job',
+    'time without a sign of life after which a process counts as lost and the job ends',
     20,
     most=_LONGEST_S,
     metavar='SECONDS',
