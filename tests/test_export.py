@@ -127,7 +127,10 @@ def test_a_loss_is_exported_only_by_force_and_a_doubtful_gain_is_told(command, t
 def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path):
   """Of two frozen encoders, which share the backbone."""
   flags = '--config.prompt.tied=False', '--config.backbone.two_encoders=True'
-  workdir = run_of('dptdr.py:local', '--config.prompt.reparam=mlp', *flags)
+  # At the rate of the recipe for a prefix, 0.1, values of the MLP reach 40, where a float32 sum is
+  # coarser than the bound below.
+  flags += '--config.optim.learning_rate=7e-3', '--config.prompt.reparam=mlp'
+  workdir = run_of('dptdr.py:local', *flags)
   assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
   prompt = load_prompt(tmp_path / 'prompt.npz')
   assert sorted(prompt.arrays) == ['passage/prefix', 'query/prefix']
@@ -141,8 +144,7 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
       + one['output']['bias']
     )
     expected = hidden.reshape(4, 2, 2, 2, 64).transpose(1, 2, 0, 3, 4)
-    # Sums of hundreds of float32 products, which reach 40.
-    np.testing.assert_allclose(prompt.of_side(side)['prefix'], expected, rtol=2e-6, atol=1e-5)
+    np.testing.assert_allclose(prompt.of_side(side)['prefix'], expected, atol=1e-6)
   assert (prompt.of_side('query')['prefix'] != prompt.of_side('passage')['prefix']).any()
 
 

@@ -19,7 +19,7 @@ from etils import epath
 from dprjax.api import inputs, worker
 from dprjax.base import files, given, provenance, reading, stamps, tables
 from dprjax.base.errors import InputError
-from dprjax.models import artifact
+from dprjax.models import artifact, hub
 from dprjax.retrieval import choosing, figures
 from dprjax.retrieval.retriever import Retriever
 from dprjax.text.qrels import write_qrels
@@ -189,7 +189,7 @@ class Fitted:
     """The file of the prompt, or the folder of a trained encoder; None if nothing was trained."""
     if self._result.nothing:
       return None
-    names = (artifact.FILE, _MODEL)
+    names = (hub.PROMPT, _MODEL)
     return next(self.workdir / name for name in names if (self.workdir / name).exists())
 
   @property
@@ -421,7 +421,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 def _product(config: Any) -> str:
   """The name of the exported file or folder."""
   prompts = all(name.startswith('prompt/') for name in config.trainable)
-  return artifact.FILE if config.prompt.length or prompts else _MODEL
+  return hub.PROMPT if config.prompt.length or prompts else _MODEL
 
 
 def _absolute(path: files.PathLike) -> str:

@@ -39,8 +39,8 @@ def search_texts(
   parts, encoder = folder.load_encoder(retriever)
   if parts.fusion is not None:
     logger.warning(
-      '--retriever=%s was chosen with BM25, and an engine ranks by vectors only: fuse this run '
-      'with one of dprjax bm25, dprjax fuse --weights=%s/fusion.json',
+      '--retriever=%s ranks by vectors and BM25, but an engine ranks by vectors only: to rank as it '
+      'does, fuse this run with one of dprjax bm25 (dprjax fuse --weights=%s/fusion.json)',
       retriever,
       retriever,
     )

@@ -28,15 +28,15 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import convert, parse_object
 from dprjax.models import adapter as adapters
+from dprjax.models import hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.hub import PROMPT, Backbone
+from dprjax.models.hub import Backbone
 from dprjax.text import seen
 from dprjax.text.vector_spec import SIDES
 
 FORMAT = 'dprjax.prompt'
-FILE = PROMPT
 VERSION = 1
 
 _Score = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
@@ -164,14 +164,14 @@ def locate(path: PathLike) -> epath.Path:
   its commit.
   """
   folder = epath.Path(path)
-  if folder.is_dir() and not (folder / FILE).exists():
+  if folder.is_dir() and not (folder / hub.PROMPT).exists():
     trained = provenance.read_mark(folder).get('format') == 'dprjax.training'
     if trained or any((folder / side / 'adapter_config.json').exists() for side in ('', *SIDES)):
       raise InputError(
-        f'prompt: {path} holds no {FILE}; make one by dprjax export '
-        f'--{"workdir" if trained else "from"}={path} --out={FILE}'
+        f'prompt: {path} holds no {hub.PROMPT}; make one by dprjax export '
+        f'--{"workdir" if trained else "from"}={path} --out={hub.PROMPT}'
       )
-  return repository.locate(path, FILE, 'prompt')
+  return repository.locate(path, hub.PROMPT, 'prompt')
 
 
 def unsupported(prompt: Prompt, tool: str) -> InputError:

@@ -72,7 +72,7 @@ def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
   modules[0]['type'] = sentence.PROMPTED_TYPE
   write_json(folder / 'modules.json', modules)
   (folder / CODE).write_text(code)
-  artifact.save_prompt(folder / artifact.FILE, prompt)
+  artifact.save_prompt(folder / hub.PROMPT, prompt)
 
 
 def _code(prompt: artifact.Prompt) -> str:

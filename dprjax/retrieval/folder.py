@@ -27,7 +27,7 @@ from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 from dprjax.encoding import embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact
+from dprjax.models import hub
 from dprjax.retrieval import bm25_index, fusion, hybrid
 from dprjax.retrieval.fusion import Fusion
 from dprjax.text.texts import Text, digest
@@ -126,7 +126,7 @@ def read(path: files.PathLike) -> Parts:
   """Reads retriever.json and the weights beside it."""
   folder = epath.Path(path)
   found = reading.read(files.existing(folder / FILE, 'retriever'), 'retriever', _Description)
-  prompt = folder / artifact.FILE
+  prompt = folder / hub.PROMPT
   weights = folder / FUSION
   return Parts(
     str(folder) if found.backbone == HERE else found.backbone,
@@ -180,8 +180,8 @@ def describe(
   if how is not None:
     fusion.write(folder / FUSION, how)
   parts = ['a fine-tuned encoder' if backbone == HERE else f'the frozen encoder `{backbone}`']
-  if (folder / artifact.FILE).exists():
-    parts.append(f'the prompt `{artifact.FILE}`')
+  if (folder / hub.PROMPT).exists():
+    parts.append(f'the prompt `{hub.PROMPT}`')
   if how is not None:
     parts.append('a fusion with BM25')
   if not (folder / 'README.md').exists():

@@ -153,7 +153,7 @@ class Retriever:
     with hub.claim_model(path, {}, 'path'), files.atomic_path(path) as aside:
       aside.mkdir(parents=True)
       if entry.prompt is not None:
-        artifact.save_prompt(aside / artifact.FILE, entry.prompt)
+        artifact.save_prompt(aside / hub.PROMPT, entry.prompt)
       folder.describe(
         aside,
         self._backbone,

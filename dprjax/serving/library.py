@@ -271,7 +271,7 @@ class Library:
     if not NAME.fullmatch(name):
       raise UnknownPrompt(name)
     if folders.is_folder(self.folder / name):
-      return self.folder / name / artifact.FILE
+      return self.folder / name / hub.PROMPT
     return self.folder / (name + _ENDING)
 
   def _identity(self, name: str) -> _Identity:

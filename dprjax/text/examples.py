@@ -301,8 +301,8 @@ def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) ->
   raise InputError(
     f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '
     'positive_passages (Tevatron), pos (FlagEmbedding), positive_ctxs (DPR), abstract (arXiv), or '
-    ' columns such as query and positive; if corpus or queries are in '
-    'files beside it, name the folder'
+    'columns such as query and positive; if corpus or queries are in files beside it, name the '
+    'folder'
   )
 
 

@@ -323,7 +323,7 @@ def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
       )
     prompt_folders.write_prompted(out, prompt, made.backbone)
   else:
-    artifact.save_prompt(out / artifact.FILE, prompt)
+    artifact.save_prompt(out / hub.PROMPT, prompt)
 
 
 def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
@@ -374,7 +374,7 @@ def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None
     if options.format == 'sentence-transformers':
       prompt_folders.add_prompt(out, prompt)
     else:
-      artifact.save_prompt(out / artifact.FILE, prompt)
+      artifact.save_prompt(out / hub.PROMPT, prompt)
   for name, (arrays, own) in product.prompts.items():
     path = out / 'prompts' / f'{name}.npz'
     path.parent.mkdir(exist_ok=True)

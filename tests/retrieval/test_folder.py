@@ -7,7 +7,7 @@ import pytest
 
 from dprjax import Retriever, index, search
 from dprjax.encoding import folders
-from dprjax.models import artifact
+from dprjax.models import artifact, hub
 from dprjax.retrieval import folder, fusion
 from dprjax.text.texts import Text
 from dprjax.text.trec import read_run
@@ -123,10 +123,10 @@ def test_a_folder_that_changed(fused, trained, tmp_path):
   with refused(folder.FILE):
     Retriever.load(tmp_path / 'mine')
   path.write_text(json.dumps(whole))
-  loaded = artifact.load_prompt(tmp_path / 'mine' / artifact.FILE)
+  loaded = artifact.load_prompt(tmp_path / 'mine' / hub.PROMPT)
   arrays = {name: np.zeros_like(array) for name, array in loaded.arrays.items()}
   artifact.save_prompt(
-    tmp_path / 'mine' / artifact.FILE, dataclasses.replace(loaded, arrays=arrays)
+    tmp_path / 'mine' / hub.PROMPT, dataclasses.replace(loaded, arrays=arrays)
   )
   with refused('prompt_sha256'):
     Retriever.load(tmp_path / 'mine')
