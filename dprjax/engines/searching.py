@@ -39,8 +39,8 @@ def search_texts(
   parts, encoder = folder.load_encoder(retriever)
   if parts.fusion is not None:
     logger.warning(
-      '--retriever=%s ranks by vectors and BM25, but an engine ranks by vectors only: to rank as it '
-      'does, fuse this run with one of dprjax bm25 (dprjax fuse --weights=%s/fusion.json)',
+      '--retriever=%s ranks by vectors and BM25, an engine by vectors only: to rank alike, '
+      'fuse this run with one of dprjax bm25 (dprjax fuse --weights=%s/fusion.json)',
       retriever,
       retriever,
     )

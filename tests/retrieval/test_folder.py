@@ -125,9 +125,7 @@ def test_a_folder_that_changed(fused, trained, tmp_path):
   path.write_text(json.dumps(whole))
   loaded = artifact.load_prompt(tmp_path / 'mine' / hub.PROMPT)
   arrays = {name: np.zeros_like(array) for name, array in loaded.arrays.items()}
-  artifact.save_prompt(
-    tmp_path / 'mine' / hub.PROMPT, dataclasses.replace(loaded, arrays=arrays)
-  )
+  artifact.save_prompt(tmp_path / 'mine' / hub.PROMPT, dataclasses.replace(loaded, arrays=arrays))
   with refused('prompt_sha256'):
     Retriever.load(tmp_path / 'mine')
 
