@@ -104,10 +104,21 @@ def test_what_is_said_of_a_model(small, prompts, encoder):
   bare = models.describe(Encoder.load(small.path), f'package:{small.path.name}', None)
   # Keys and values of 2 + 1 vectors, 16 wide, in 2 layers.
   assert said['n_parameters'] - bare['n_parameters'] == 2 * 2 * 3 * 16
+  assert bare['memory_usage_mb'] == bare['n_parameters'] * 4 / 2**20
   assert (said['name'], bare['name']) == ('dprjax/qa', f'dprjax/{small.path.name}')
-  assert (said['max_tokens'], said['embed_dim'], said['license']) == (16, 16, None)
+  assert (said['max_tokens'], said['embed_dim']) == (16, 16)
   assert (said['similarity_fn_name'], said['use_instructions']) == ('cosine', False)
-  assert models.describe(encoder, small.path, 'me/qa@1a2b')['name'] == 'me/qa'
+  for given, name in (
+    ('me/qa@1a2b', 'me/qa'),
+    (prompts['qa'], 'dprjax/qa'),
+    ({'default': prompts['qa']}, f'dprjax/{small.path.name}'),
+  ):
+    assert models.describe(encoder, small.path, given)['name'] == name
+  assert models.describe(Encoder.load(small.path, dimensions=8), small.path, None)['embed_dim'] == 8
+  other = models.describe(Encoder.load(small.path, prompts['chat']), small.path, prompts['chat'])
+  assert (other['similarity_fn_name'], other['use_instructions']) == ('dot', True)
+  unknown = ('license', 'open_weights', 'public_training_data', 'languages', 'release_date')
+  assert [said[key] for key in unknown] == [None] * len(unknown)
   assert said['revision'] != bare['revision']
 
 

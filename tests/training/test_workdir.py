@@ -1,13 +1,19 @@
 """The folders of runs: their owner, and the files that a run began with."""
 
+import pathlib
+import shutil
+
 import pytest
 from etils import epath
 
+from dprjax import train
 from dprjax.base import provenance
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
-from tests.refusals import refused
+from tests.refusals import command_refused, refused
+from tests.workdirs import files_of
 
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 KINDS = (workdirs.TRAINING, workdirs.PIPELINE, workdirs.QUICKSTART, workdirs.FIT)
 
 
@@ -101,3 +107,57 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
     (changed[section] if section else changed)[name] = str(tmp_path / path)
     with refused(f'--config.{option}', words):
       workdirs.check_folders(changed, workdirs.inputs(changed))
+
+
+def test_a_workdir_of_another_experiment(command, trained):
+  before = files_of(trained)
+  other = ('--config.seed=7', '--config.optim.clip=2.0')
+  flags = (f'--config={CONFIGS}/dptdr.py:local', f'--workdir={trained}', *other)
+  command_refused(command(train, *flags), 'optim.clip', '1.0', '2.0', 'seed', '42')
+  assert files_of(trained) == before
+
+
+@pytest.fixture
+def folders(trained, prompt, tmp_path):
+  """Folders that are no workdir, and one whose data can be changed."""
+  shutil.copytree(trained / 'backbone', tmp_path / 'model')
+  shutil.copytree(trained / 'data', tmp_path / 'text')
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'config.json').write_text('{"method": "unm", "retriever": {}}')
+  (tmp_path / 'theirs').mkdir()
+  (tmp_path / 'theirs' / 'config.json').write_text('{}')
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  ('workdir', 'message'),
+  [
+    ('model', '--config.backbone.path'),
+    ('model/run', '--config.backbone.path'),
+    ('text/qrels', '--config.data.dir'),
+    ('.', '--workdir'),
+    ('other', 'other'),
+    ('theirs', 'theirs'),
+  ],
+)
+def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, message):
+  monkeypatch.chdir(folders)
+  before = files_of(folders)
+  flags = ('--config.backbone.path=model', '--config.data.format=beir', '--config.data.dir=text')
+  config = f'--config={CONFIGS}/dptdr.py:local'
+  command_refused(command(train, config, f'--workdir={workdir}', *flags), message)
+  assert files_of(folders) == before
+
+
+def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
+  # Another worker may have locked it.
+  shutil.copytree(trained, folders / 'run', ignore=shutil.ignore_patterns('.lock'))
+  with (folders / 'run' / 'data' / 'qrels' / 'dev.tsv').open('a') as file:
+    file.write('x\ty\t1\n')
+  before = files_of(folders)
+  command_refused(
+    command(train, f'--config={CONFIGS}/dptdr.py:local', f'--workdir={folders}/run'),
+    'qrels/dev.tsv',
+    '--workdir',
+  )
+  assert files_of(folders) == before

@@ -112,7 +112,7 @@ def make_params(method, model, std=0.4):
 
 
 def masked_views(config, tokenizer, batch, key):
-  """The tokens that the loss predicts, drawn as it is drawn there; tests/models/test_losses.py
+  """The tokens that the loss predicts, drawn as it is drawn there; test_masking.py
   sees to the drawing itself.
   """
   ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids).astype(np.int32)
