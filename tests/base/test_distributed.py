@@ -1,10 +1,14 @@
+import socket
+import subprocess
+import sys
+
 import jax
 import jaxlib
 import numpy as np
 import pytest
 
 from dprjax.base import distributed, flags
-from tests.refusals import refused
+from tests.refusals import command_refused, refused
 
 SLURM = {
   'SLURM_JOB_ID': '7',
@@ -76,3 +80,28 @@ def test_what_jax_does_not_publish_is_still_there():
     'wait_at_barrier',
   ):
     assert callable(getattr(jaxlib._jax.DistributedRuntimeClient, method))
+
+
+JOIN = """
+import sys
+from dprjax.base import cli, distributed, errors, flags
+place, process, seconds = sys.argv[1], *map(int, sys.argv[2:])
+job = flags.Job(coordinator=place, processes=2, process=process, join_timeout=seconds)
+try:
+  distributed.start(job)
+except errors.InputError as error:
+  cli.fail(str(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('process', 'seconds'), [(0, 300), (1, 2)])
+def test_a_port_in_use_and_a_coordinator_that_does_not_answer(process, seconds):
+  with socket.socket() as probe:
+    probe.bind(('', 0))
+    if process == 0:
+      probe.listen()
+    place = f'127.0.0.1:{probe.getsockname()[1]}'
+    words = [sys.executable, '-c', JOIN, place, str(process), str(seconds)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+  command_refused((ended.returncode, ended.stderr), place)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from tests.refusals import refused
 
 
@@ -76,3 +76,19 @@ def test_an_open_file_is_written_to_where_it_is(tmp_path):
   assert not files.is_stream(tmp_path / 'log') and files.is_stream('/dev/null')
   with pytest.raises(OSError, match='Bad file descriptor'), files.atomic_write('/dev/fd/98765'):
     pass
+
+
+@pytest.mark.parametrize('name', ['a\0b', 'a' * 300])
+def test_names_that_no_file_has(name):
+  for read in (files.existing, files.regular_file):
+    with refused('text'):
+      read(name, 'text')
+
+
+def test_json_is_what_json_has(tmp_path):
+  with pytest.raises(ValueError, match='JSON'):
+    files.write_json(tmp_path / 'a.json', {'a': float('nan')})
+  assert not list(tmp_path.iterdir())
+  # A path that is no UTF-8 does not lose a report.
+  files.write_json(tmp_path / 'a.json', {'path': 'caf\udce9.trec'})
+  assert reading.read_json_object(tmp_path / 'a.json') == {'path': 'caf?.trec'}

@@ -50,6 +50,12 @@ def test_what_is_missing_is_no_text(value):
     given.texts(['a', value])
 
 
+@pytest.mark.parametrize('value', [5, False, b'x', '\ud800'])
+def test_what_is_no_text(value):
+  with refused('number 1'):
+    given.texts(['a', value])
+
+
 @pytest.mark.parametrize(
   'column',
   [

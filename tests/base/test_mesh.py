@@ -63,3 +63,13 @@ def test_put_batch_splits_rows_and_put_follows_the_sharding():
 )
 def test_batch_ranks(processes, devices, sizes, expected):
   assert meshes.batch_ranks(np.repeat(np.arange(processes), devices).reshape(sizes)) == expected
+
+
+def test_a_model_that_ends_within_a_process_is_an_error():
+  with refused('config.mesh.model', '3'):
+    meshes.batch_ranks(np.repeat(np.arange(3), 2).reshape(2, 1, 3))
+
+
+def test_a_name_that_no_sharding_rule_covers_is_an_error():
+  with refused('topic/bank'):
+    meshes.param_shardings(meshes.make_mesh({'data': -1}), {'topic/bank': np.zeros(3)})

@@ -161,3 +161,9 @@ def test_a_report_is_an_output_too(tmp_path, monkeypatch):
   also = {'--figure': 'b', '--tsne': './b'}
   with refused('--figure=b'), outputs.claim(None, {}, also=also):
     pass
+
+
+def test_a_device_has_no_report_beside_it():
+  with outputs.claim('/dev/null', {'--run': '/dev/null'}):
+    outputs.write_report('/dev/null', {'a': 1})
+  assert not os.path.lexists('/dev/null.json')

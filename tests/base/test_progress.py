@@ -38,3 +38,14 @@ def test_a_long_job_leaves_few_lines_in_a_log(clock, lines, monkeypatch, termina
     clock[0] += 1
     meter(count)
   assert least <= len(lines.messages) <= most
+
+
+def test_the_first_step_and_pauses_are_left_out(clock):
+  meter = progress.Progress('steps', 12, skip_first=True)
+  clock[0] += 30
+  meter.update(2)
+  assert meter.rate == 0
+  meter.pause(5.0)
+  clock[0] += 10
+  meter.update(7)
+  assert (meter.rate, meter.left) == (1.0, 5.0)

@@ -103,6 +103,18 @@ def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message):
     list((read_jsonl if b'{' in content else reading.read_lines)(tmp_path / 'a'))
 
 
+@pytest.mark.parametrize(
+  ('content', 'lines'),
+  [
+    (b'one\rtwo\r\nth\xe2\x80\xa8ree\x0c\n', [(1, 'one\rtwo'), (2, 'th\u2028ree\x0c')]),
+    (b'one\r\rthree\r', [(1, 'one'), (3, 'three')]),  # no newline: of an old Mac
+  ],
+)
+def test_what_ends_a_line(tmp_path, content, lines):
+  (tmp_path / 'a').write_bytes(content)
+  assert list(reading.read_lines(tmp_path / 'a')) == lines
+
+
 def test_a_value_of_another_type_is_named_by_file_and_key(tmp_path):
   class Inner(msgspec.Struct):
     size: int

@@ -1,6 +1,7 @@
 """Codes of vectors, and vectors that are cut."""
 
 import numpy as np
+import pytest
 
 from dprjax.encoding import codes
 
@@ -44,3 +45,10 @@ def test_cut_vectors_have_unit_length_where_whole_ones_have():
   np.testing.assert_array_equal(codes.cut(vectors, 4, False), vectors[:, :4])
   both = codes.cut(vectors[2:4], 4, [False, True])
   np.testing.assert_array_equal(both, [vectors[2, :4], short[3]])
+
+
+@pytest.mark.parametrize('dtype', codes.LEVELS)
+def test_a_dimension_that_is_always_the_same(dtype):
+  vectors = np.full((3, 2), 0.25, np.float32)
+  code = codes.Code(dtype, codes.calibrate(vectors, dtype))
+  np.testing.assert_array_equal(codes.decode(codes.encode(vectors, code), code), vectors)

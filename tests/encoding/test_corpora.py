@@ -69,6 +69,7 @@ def test_ids(corpus):
     ([{'title': 5, 'text': 'lift'}], ('title', 'number 0', '5')),
     ({'text': ['lift', float('nan')]}, ('text', 'number 1')),
     ([{'_id': 'a', 'text': 'lift'}] * 2, 'a'),
+    ([{'_id': float('nan'), 'text': 'lift'}], ('corpus', '0')),
     (5, 'corpus'),
   ],
 )

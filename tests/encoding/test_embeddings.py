@@ -404,3 +404,23 @@ def test_parts_of_a_corpus_are_one(tmp_path):
     codes_of.append(load_embeddings(tmp_path / name))
   with refused('--corpus', str(tmp_path / 'e')):
     embeddings.join(codes_of, '--corpus')
+
+
+def test_the_first_numbers_alone(tmp_path):
+  fill(tmp_path)
+  found = load_embeddings(tmp_path)
+  short = found.cut(2, '--corpus')
+  assert found.cut(3, '--corpus') is found and (short.meta.dimension, short.ids) == (2, found.ids)
+  # An index that is kept of one is not taken for the other.
+  assert short.fingerprint != found.fingerprint == found.sha256 == short.sha256
+  np.testing.assert_array_equal(short.vectors(), codes.cut(VECTORS, 2, True))
+  with refused('--corpus', '--dimensions=4'):
+    found.cut(4, '--corpus')
+
+
+def test_several_processes_verify_other_files_each(tmp_path):
+  fill(tmp_path)
+  damage(tmp_path / 'embeddings-00001-of-00003.npy')
+  assert len(load_embeddings(tmp_path, process=0, processes=2)) == 5
+  with refused('embeddings-00001'):
+    load_embeddings(tmp_path, process=1, processes=2)

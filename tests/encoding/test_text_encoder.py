@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax.base import mesh as meshes
 from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, hub, weights
@@ -184,3 +185,18 @@ def test_a_backbone_comes_to_its_devices_in_parts_of_its_own_type(trained, tmp_p
     # The part of one device at a time, of all but norms and biases.
     tables = [share for tensor, share, _ in pieces if tensor.kernel or 'word' in tensor.path]
     assert set(tables) == {1 / 8}
+
+
+@pytest.mark.slow
+def test_a_split_backbone_and_mixed_arithmetic_stay_near_one_in_float32(trained, prompt):
+  split = meshes.make_mesh({'fsdp': 4, 'model': 2})
+  options = {}, {'mesh': split}, {'dtype': 'mixed'}
+  one, parts, mixed = (Encoder.load(trained / 'backbone', prompt, **some) for some in options)
+  exact = one.encode(TEXTS)
+  np.testing.assert_allclose(parts.encode(TEXTS), exact, rtol=0, atol=1e-5)
+  kernel = parts._groups['passage'][0].params[0]['layers']['mlp']['up']['kernel']
+  assert kernel.addressable_shards[0].data.nbytes == kernel.nbytes / 8
+  assert (one.dtype, mixed.dtype) == ('float32', 'mixed')
+  found = mixed.encode(TEXTS)
+  off = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
+  assert found.dtype == np.float32 and (off > 1e-5).all() and (off < 0.03).all()

@@ -7,6 +7,7 @@ A stand-in over HTTP: a server of Qdrant.
 import contextlib
 import functools
 import importlib.util
+import sys
 import tempfile
 import traceback
 
@@ -235,6 +236,17 @@ def test_conditions_are_read():
   assert engines.parse_condition('a="1",b') == Condition('a', '=', ('1', 'b'))
   assert engines.parse_condition('a=1,true,x y') == Condition('a', '=', (1, True, 'x y'))
   assert engines.parse_condition('a<=-2.5') == Condition('a', '<=', (-2.5,))
+  for text in ('lang', 'year>=old', 'vector=1'):
+    with refused(repr(text)):
+      engines.parse_condition(text)
+
+
+@pytest.mark.slow
+def test_without_the_extra(monkeypatch, tmp_path):
+  monkeypatch.setitem(sys.modules, 'milvus_lite', None)
+  with pytest.raises(ModuleNotFoundError) as info:
+    engines.connect(f'milvus:{tmp_path}/index.db', new=True)
+  assert 'dprjax[milvus]' in errors.explain(info.value)[1] and list(tmp_path.iterdir()) == []
 
 
 BAD = [

@@ -275,6 +275,18 @@ def test_impossible_sizes(made, change, message):
     make(made[0], **change)
 
 
+def test_no_hard_negatives(made):
+  for options in ({}, {'mix': batches.Mix()}):
+    (batch,) = take(made[0], 1, negatives=0, **options)
+    assert batch['passage_index'].shape == (BATCH, 1) and 'negative_source' not in batch
+
+
+def test_a_mix_of_denoised_ones_where_there_are_none(made):
+  none = dataclasses.replace(made[0], denoised_counts=np.zeros(QUERIES, np.int32))
+  with refused('config.mix.denoised', '0.5'):
+    make(none, mix=batches.Mix(0.5, 0.5))
+
+
 def digest(found):
   total = hashlib.sha256()
   for batch in found:

@@ -9,7 +9,7 @@ import pytest
 from dprjax import data_check, data_split
 from dprjax.text import checks, splitting
 from dprjax.text.sources import Source, load_dataset
-from tests.refusals import refused
+from tests.refusals import command_refused, refused
 
 
 @pytest.fixture
@@ -94,3 +94,9 @@ def test_one_document_leaves_a_split_by_query(tmp_path):
   assert split.by == 'query' and 3 < len(split.test) < 20
   with refused('document', '--fraction'):
     splitting.choose(dataset, 0.2, by='document')
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path, command):
+  command_refused(command(data_check, tmp_path / 'none'), f'{tmp_path}/none')
+  result = command(data_split, tmp_path / 'none', f'--out={tmp_path}/x')
+  command_refused(result, f'{tmp_path}/none')

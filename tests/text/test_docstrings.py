@@ -2,11 +2,13 @@
 
 import collections
 import json
+import pathlib
 import sys
 
 import pytest
 
 from dprjax.text import docstrings
+from tests.refusals import refused
 
 # fmt: off
 FEW = (
@@ -233,6 +235,21 @@ def test_a_query_does_not_give_its_passage_away(tmp_path):
   }
   # Passages without a query are in the corpus.
   assert len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7
+
+
+@pytest.mark.slow
+def test_the_same_packages_give_the_same_bytes(built, tmp_path):
+  docstrings.build(tmp_path / 'again', FEW)
+  for path in filter(pathlib.Path.is_file, built[0].rglob('*')):
+    assert path.read_bytes() == (tmp_path / 'again' / path.relative_to(built[0])).read_bytes()
+
+
+def test_what_cannot_be_built_says_so_and_leaves_what_was(tmp_path):
+  (tmp_path / 'docs').mkdir()
+  (tmp_path / 'docs' / 'mine.txt').write_text('mine')
+  with refused('nonesuch'):
+    docstrings.build(tmp_path / 'docs', ['json', 'nonesuch'])
+  assert [path.name for path in tmp_path.rglob('*')] == ['docs', 'mine.txt']
 
 
 @pytest.mark.slow

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from etils import epath
 
+from dprjax.base import outputs
 from dprjax.base.counts import ReadReport
-from dprjax.base.errors import InputError
 from dprjax.text import fingerprint
 from tests.refusals import refused
 
 
-def build(tmp_path, text, settings, fails=False, process=0):
+def build(tmp_path, text, settings, process=0):
   """Builds a folder with the content of a file in capitals; returns whether it had to."""
   source = epath.Path(tmp_path / 'source.txt')
   source.write_text(text)
@@ -18,8 +18,6 @@ def build(tmp_path, text, settings, fails=False, process=0):
   def write(aside):
     aside.mkdir()
     (aside / 'content').write_text(text.upper())
-    if fails:
-      raise InputError('no')
     return fingerprint.Built({'sizes': np.array([len(text)])}, ReadReport(), {'pad_id': 7})
 
   folder = epath.Path(tmp_path / 'made')
@@ -57,8 +55,28 @@ def test_what_somebody_put_into_it_is_not_removed(tmp_path):
   assert (tmp_path / 'made' / 'notes').read_text() == 'mine'
 
 
+def test_a_folder_of_something_else_is_kept(tmp_path):
+  (tmp_path / 'made').mkdir()
+  (tmp_path / 'made' / 'thesis.tex').write_text('years of work')
+  with refused('made'):
+    build(tmp_path, 'one', {})
+  assert (tmp_path / 'made' / 'thesis.tex').exists()
+
+
+def test_two_commands_that_build_at_once(tmp_path):
+  with outputs.hold(epath.Path(tmp_path / '.made.lock'), 'it'), refused('made'):
+    build(tmp_path, 'one', {})
+  (tmp_path / '.made.0123abcd.tmp').mkdir()  # of one that was killed
+  assert build(tmp_path, 'one', {})
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['made', 'source.txt']
+
+
 def test_only_process_0_builds(tmp_path, monkeypatch):
   monkeypatch.setattr(fingerprint, '_WAIT_S', 0.0)
   with refused('made', '0'):
     build(tmp_path, 'one', {}, process=1)
   assert not (tmp_path / 'made').exists()
+  # Others wait for it.
+  monkeypatch.setattr(fingerprint, '_WAIT_S', 60.0)
+  monkeypatch.setattr(fingerprint.time, 'sleep', lambda _: build(tmp_path, 'one', {}))
+  assert not build(tmp_path, 'one', {}, process=1) and (tmp_path / 'made' / 'content').exists()

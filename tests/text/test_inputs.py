@@ -147,6 +147,20 @@ def test_a_bad_file_is_named_with_its_place(tmp_path, name, content, named):
     read(tmp_path / name)
 
 
+def test_cut_off_compression_is_refused(tmp_path):
+  jsonl(tmp_path / 'c.jsonl.zst', ROWS * 1000)
+  (tmp_path / 'c.jsonl.zst').write_bytes((tmp_path / 'c.jsonl.zst').read_bytes()[:-9])
+  with refused('c.jsonl.zst'):
+    read(tmp_path / 'c.jsonl.zst')
+
+
+def test_without_ids_rows_are_numbered_through_all_files(tmp_path):
+  for name, values in (('a', ('one', 'two')), ('b', ('three',))):
+    write(tmp_path / f'{name}.parquet', [{'text': value} for value in values])
+  expected = [Text('0', 'one'), Text('1', 'two'), Text('2', 'three')]
+  assert read(tmp_path) == read(f'{tmp_path}/*.parquet') == expected
+
+
 def test_inputs_that_are_not_there(tmp_path):
   for given in (tmp_path / 'no.csv', tmp_path / 'no-*.csv', tmp_path):
     with refused(str(given)):

@@ -1,3 +1,5 @@
+import gzip
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,9 @@ def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message):
   path.write_bytes(TEXT.encode() + line + b'\nq4 Q0 a 1 1.0 x\n')
   with refused('run.trec', 'line 4', message):
     list(runs.read_blocks(path))
+
+
+def test_compressed(tmp_path):
+  (tmp_path / 'run.trec.gz').write_bytes(gzip.compress(TEXT.encode()))
+  assert columns(tmp_path / 'run.trec.gz') == expected()
+  assert runs.read_tag(tmp_path / 'run.trec.gz') == 'x'

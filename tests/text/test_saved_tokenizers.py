@@ -63,3 +63,9 @@ def test_a_damaged_file_is_made_again(minilm, cache, damage):
   path.write_bytes(damage(sound))
   assert_same(tokenizing.load_tokenizer(minilm), first)
   assert path.read_bytes() == sound
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(minilm, tmp_path, monkeypatch):
+  (tmp_path / 'file').write_text('')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+  assert tokenizing.load_tokenizer(minilm).vocab_size == 30522

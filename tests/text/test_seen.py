@@ -1,5 +1,9 @@
 """Hashes of the queries that a model has seen."""
 
+import hashlib
+
+import numpy as np
+
 from dprjax.text import seen
 
 KNOWN = {
@@ -39,3 +43,10 @@ def test_a_file_of_them(tmp_path):
   many = {'train': seen.hashes(map(str, range(10_000)))}
   seen.write(path, many)
   assert path.stat().st_size < 81_000
+
+
+def test_the_hashes_in_files_of_earlier_versions():
+  texts = 'how do wings lift?', 'strasse', 'fin'
+  digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+  expected = sorted(int.from_bytes(digest[:8], 'big') for digest in digests)
+  assert KNOWN['train'].dtype == np.uint64 and KNOWN['train'].tolist() == expected

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import math
+import os
 
 import pytest
 
@@ -239,6 +240,7 @@ BAD_EXAMPLES = [
     ('a.json', 'entry 2'),
   ),
   ('a.jsonl', '{"foo": 1}', ('foo', 'positive_passages')),
+  ('a.csv', 'question,context,answer\nwhy,a,b\n', ('answer', 'context', 'positive=answer')),
   (
     'a.txt',
     'x',
@@ -252,6 +254,14 @@ def test_bad_examples_are_named(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with refused(message):
     read(tmp_path / name if name != 'a.txt' else tmp_path)
+
+
+def test_pipes_are_not_opened(tmp_path):
+  """Each file is read more than once."""
+  os.mkfifo(tmp_path / 'train.jsonl')
+  for path in (tmp_path, tmp_path / 'train.jsonl'):
+    with refused('train.jsonl'):
+      read(path)
 
 
 def names(path, **kwargs):

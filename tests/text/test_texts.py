@@ -90,6 +90,9 @@ def test_a_missing_value_is_empty_and_one_of_another_kind_is_refused(tmp_path):
   path = tmp_path / 'c.jsonl'
   path.write_text('{"_id": "a", "title": null, "text": "x"}\n{"_id": "b", "text": null}\n')
   assert entries(path) == [(1, PassageRecord('a', '', 'x')), (2, PassageRecord('b', '', ''))]
+  # Nor has every row the names of the first.
+  path.write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "title": "T", "text": "y"}\n')
+  assert entries(path) == [(1, PassageRecord('a', '', 'x')), (2, PassageRecord('b', 'T', 'y'))]
   for record in ('"title": 5, "text": "x"', '"title": "x"', '"text": 5', '"text": NaN'):
     path.write_text(f'{{"_id": "a", {record}}}\n')
     with refused('c.jsonl', 'line 1'):

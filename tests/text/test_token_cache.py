@@ -174,6 +174,21 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
     assert table_file.read_bytes() == (built.path / 'passages' / table_file.name).read_bytes()
 
 
+@pytest.mark.parametrize('categories', [3, ['a', ' b']])
+def test_bad_categories(folder, tokenizer, tmp_path, categories):
+  write_jsonl(folder / 'corpus.jsonl', [{'_id': 'd1', 'text': 'x', 'categories': categories}])
+  with refused('corpus.jsonl', 'line 1', 'categories'):
+    build_with_categories(folder, tokenizer, tmp_path / 'token_cache')
+  build(folder, tokenizer)  # who does not ask for them does not read them
+
+
+def test_formats_without_categories(tokenizer, tmp_path):
+  write_jsonl(tmp_path / 'data.jsonl', [{'query': 'a', 'pos': ['b'], 'neg': []}])
+  source, lengths = Source(str(tmp_path / 'data.jsonl'), categories=True), {'query_max_length': 8}
+  with refused('data.jsonl', 'categories'):
+    token_cache.build_cache(source, tokenizer, tmp_path / 'out', passage_max_length=8, **lengths)
+
+
 def test_tables_of_several_shards(tmp_path, monkeypatch):
   monkeypatch.setattr(table, '_SHARD_BYTES', 200)
   with table.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as writer:
@@ -217,6 +232,20 @@ def test_other_settings_and_changed_files_rebuild_it(folder, tokenizer, caplog):
     changed = made(build(folder, tokenizer, **settings))
     assert changed != last, name
     last = changed
+  other = vocabularies.train_wordpiece(
+    [*CORPUS.values(), 'zebra'] * 20, 60, folder.parent / 'other'
+  )
+  changed = build(folder, other, **settings)
+  assert made(changed) != last
+  (tokens,) = changed.passage_tokens(np.array([1]))
+  assert tokens.tolist() == other.encode([f'passage: {CORPUS["d2"]}'], 8)[0][0].tolist()
+
+
+def test_no_query_is_left(folder, tokenizer):
+  (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
+  with refused('train.tsv'):
+    build(folder, tokenizer)
+  assert not (folder.parent / 'token_cache').exists()
 
 
 def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, tokenizer):

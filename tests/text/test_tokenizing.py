@@ -54,6 +54,10 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
     tokenizing.load_tokenizer(tmp_path / 'nowhere')
   with refused(tmp_path):
     tokenizing.load_tokenizer(tmp_path)
+  # transformers would make one from nothing, and all vectors would be wrong.
+  (tmp_path / 'config.json').write_text('{"model_type": "bert", "vocab_size": 30522}')
+  with refused('tokenizer.json', tmp_path):
+    tokenizing.load_tokenizer(tmp_path)
   shutil.copytree(trained[0], tmp_path / 'broken')
   (tmp_path / 'broken' / 'tokenizer.json').write_text('{"version":')
   with refused('broken'):
@@ -293,6 +297,24 @@ def test_pairs_are_those_of_transformers(families, family):
       pair != whole for pair, whole in zip(expected['input_ids'], uncut, strict=True)
     )
     assert packed.cut >= (max_length == 12)
+
+
+def test_a_tokenizer_without_pairs(tmp_path):
+  write(tmp_path / 'model', byte_level(['<eos>']), '$A <eos>', '$A $B <eos>', eos_token='<eos>')
+  tokenizer = tokenizing.load_tokenizer(tmp_path / 'model')
+  assert tokenizer.around_pair.middle == () and len(tokenizer.closing) == 1
+  with refused('tokenizer'):
+    _ = tokenizer.pair_format
+
+
+def test_a_vocabulary_with_gaps_is_as_long_as_its_largest_id(trained, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  shutil.copytree(trained[0], tmp_path / 'model')
+  path = tmp_path / 'model' / 'tokenizer.json'
+  tokenizer = json.loads(path.read_text())
+  tokenizer['model']['vocab']['zzz'] = 10**6
+  path.write_text(json.dumps(tokenizer))
+  assert tokenizing.load_tokenizer(tmp_path / 'model').vocab_size == 10**6 + 1
 
 
 def test_length_buckets():
