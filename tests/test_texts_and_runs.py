@@ -175,6 +175,11 @@ def test_a_full_disk_is_named(go, folder, name):
   assert content(folder) == before
 
 
+def test_a_run_with_results_beside_it_is_a_file(go):
+  command_refused(go('rerank', out='/dev/null'), '--out', '/dev/null')
+  assert not os.path.lexists('/dev/null.parts')
+
+
 def test_a_kept_index_is_apart(go, folder):
   (folder / 'inner').mkdir()
   assert go('bm25', '--index_dir=index')[0] == 0
