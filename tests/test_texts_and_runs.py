@@ -130,6 +130,11 @@ def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
   thread.join()
 
 
+def test_a_pipe_cannot_be_two_inputs(go, folder):
+  os.mkfifo(folder / 'pipe')
+  command_refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe')
+
+
 def sound(text):
   """With a byte-order mark, carriage returns and blank lines, and no newline at the end."""
   return b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n \r\n').rstrip()
