@@ -2,14 +2,17 @@
 
 import functools
 import json
+import os
+import pathlib
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax import Retriever, encode, load_prompt
-from dprjax.base import mesh
+from dprjax.base import mesh, outputs
 from dprjax.base.files import sha256_file
 from dprjax.encoding import codes, embedder, embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
@@ -282,6 +285,42 @@ def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   assert command(encode, *_plain(tmp_path, 'killed'))[0] == 0
   whole = _content(tmp_path / 'out')
   assert whole == _content(tmp_path / 'interrupted') == _content(tmp_path / 'killed')
+
+
+@pytest.mark.slow
+def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  (tmp_path / 'backbone').rename(tmp_path / 'one')
+  for side in ('query', 'passage'):
+    shutil.copytree(tmp_path / 'one', tmp_path / 'backbone' / side)
+  _keep_case(tmp_path / 'backbone' / 'passage')
+  command_refused(command(encode, *_plain(tmp_path, 'new')), tmp_path / 'backbone', 'tokenizer')
+  assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize(
+  ('out', 'message'),
+  [
+    ('corpus.tsv', '--out'),
+    ('link', '--backbone'),
+    ('backbone/new', '--backbone'),
+    ('web', '--out'),
+    ('pipe', '--out'),
+    ('busy', '--out'),
+  ],
+)
+def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatch, out, message):
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'link').symlink_to('backbone')
+  (tmp_path / 'web').mkdir()
+  (tmp_path / 'web' / 'manifest.json').write_text('{"name": "app"}')
+  os.mkfifo(tmp_path / 'pipe')
+  before = _content(tmp_path)
+  with outputs.hold(epath.Path('busy/.lock'), 'a test'):
+    result = command(encode, *_plain(pathlib.Path(), 'x'), f'--out={out}')
+  command_refused(result, message)
+  assert _content(tmp_path) == before and not (tmp_path / 'busy').exists()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from etils import epath
 from dprjax import Retriever, engines, index, search
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
+from dprjax.encoding import codes
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.engines import storing
 from dprjax.retrieval import exact
@@ -119,6 +120,30 @@ def test_fill_search_change(folder, command, write_embeddings):
     0,
     "milvus:index.db, collection 'passages': removed\n",
   )
+
+
+@pytest.mark.slow
+def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
+  write_embeddings('int8', IDS, PASSAGES, dtype='int8')
+  write_embeddings('short', IDS, codes.cut(PASSAGES, 4, True))
+
+  def found(name, *flags):
+    assert (
+      command(index, *(to := ('--uri=milvus:i.db', f'--collection={name}')), f'--upsert={name}')[0]
+      == 0
+    )
+    asked = ('--queries=queries', '--k=10', '--out=run.trec')
+    assert command(search, *to, *asked, *flags)[0] == 0
+    return list(documents().values())
+
+  values = load_embeddings('int8').vectors()
+  assert found('int8') == expected(QUERIES, values, IDS, 10)
+  short = [codes.cut(vectors, 4, True) for vectors in (QUERIES, PASSAGES)]
+  assert found('short', '--dimensions=4') == expected(*short, IDS, 10)
+  refusal = command(
+    search, '--uri=milvus:i.db', '--collection=short', '--queries=queries', '--out=x'
+  )
+  command_refused(refusal, '--dimensions')
 
 
 @pytest.mark.parametrize(

@@ -378,3 +378,15 @@ def test_the_launcher_leaves_no_orphans(tmp_path, number):
   status, _ = pod.end(30)
   assert status in (128 + number, -signal.SIGKILL)
   wait_for(lambda: not any(pathlib.Path(f'/proc/{pid}').exists() for pid in pids), 10)
+
+
+@pytest.mark.slow
+def test_the_launcher_ends_those_that_go_on_after_one_ended_badly(tmp_path):
+  script = tmp_path / 'script.py'
+  script.write_text(
+    'import os, time\n'
+    'if os.environ["DPRJAX_PROCESS"] == "0": os.kill(os.getpid(), 11)\ntime.sleep(600)\n'
+  )
+  began = time.monotonic()
+  assert Pod(2, 1, script, grace=1).end(30)[0] == 128 + signal.SIGSEGV
+  assert time.monotonic() - began < 15

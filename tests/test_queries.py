@@ -14,7 +14,7 @@ import pytest
 import generation
 from dprjax import queries
 from dprjax.base.counts import ReadReport
-from dprjax.generation import endpoint, making
+from dprjax.generation import endpoint, making, prompts
 from dprjax.generation.prompts import Request
 from dprjax.text import sources
 from dprjax.text.qrels import read_qrels
@@ -155,6 +155,25 @@ def test_a_refusal_ends_at_once_without_the_key_and_keeps_the_answers(
   status, log = command(queries, '--corpus=corpus.jsonl', '--out=made', *flags)
   assert status == 0, log
   assert len(server.asked) == asked + len(ROWS) - 1 and len(lines(path)) == len(ROWS)
+
+
+def test_an_answer_without_choices(server):
+  server.failures += [(200, {'choices': []}, ())]
+  with refused('--endpoint', 'choices'):
+    list(endpoint.ask(endpoint.Server(server.url, 'm', {}), [Request('p0', 'x', 'k')], 1))
+
+
+def test_a_server_that_stays_busy_is_given_up(server):
+  server.failures += [(500, {}, ())] * 3
+  busy, waited = endpoint.Server(server.url, 'm', {}, retries=2), []
+  with refused('--endpoint', '500', '3'):
+    list(endpoint.ask(busy, [Request('p0', 'x', 'k')], 1, waited.append))
+  assert len(waited) == 2 and 0.5 <= waited[0] <= 1.5 and 1 <= waited[1] <= 3
+
+
+def test_answers_are_kept_by_all_that_decides_them():
+  asked = ('p', 'm', {'a': 1}), ('q', 'm', {'a': 1}), ('p', 'n', {'a': 1}), ('p', 'm', {'a': 2})
+  assert len({prompts.key_of(*one) for one in asked}) == 4
 
 
 def test_no_redirect_takes_the_key_along(folder, server):

@@ -110,6 +110,16 @@ def test_rescoring_finds_what_smaller_vectors_nearly_do(folder, command, stored,
   assert least < shared(alone) <= shared(documents())
 
 
+def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
+  flags = ['--corpus=corpus', '--queries=queries', '--out=run.trec', '--drop_same_id=true']
+  search.main(flags)
+  found = documents()
+  assert [len(found[f'q{i}']) for i in range(12)] == [500, 500, 500, 499] + [500] * 8
+  search.main([*flags, '--k=499'])
+  assert {len(ranking) for ranking in documents().values()} == {499}
+  assert 'q3' not in documents()['q3']
+
+
 def test_without_scann_the_search_is_exact(folder, monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, 'scann', None)
   monkeypatch.setattr(scann, 'available', lambda: False)

@@ -130,6 +130,11 @@ def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
   thread.join()
 
 
+def test_a_pipe_cannot_be_two_inputs(go, folder):
+  os.mkfifo(folder / 'pipe')
+  command_refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe')
+
+
 def sound(text):
   """With a byte-order mark, carriage returns and blank lines, and no newline at the end."""
   return b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n \r\n').rstrip()
@@ -173,6 +178,11 @@ def test_a_full_disk_is_named(go, folder, name):
   before = content(folder)
   command_refused(go(name, out='/dev/full'), '/dev/full')
   assert content(folder) == before
+
+
+def test_a_run_with_results_beside_it_is_a_file(go):
+  command_refused(go('rerank', out='/dev/null'), '--out', '/dev/null')
+  assert not os.path.lexists('/dev/null.parts')
 
 
 def test_a_kept_index_is_apart(go, folder):

@@ -94,6 +94,27 @@ def test_every_cut_of_a_file_is_refused(tmp_path):
       arrays.read_arrays(path, 'topics')
 
 
+def test_a_harmed_file_is_refused_or_read_as_it_was(tmp_path):
+  path, rng, refusals = tmp_path / 'a.npz', np.random.default_rng(7), 0
+  given = {'a': np.arange(50), 'b': np.ones(3)}
+  arrays.write_arrays(path, given)
+  whole = path.read_bytes()
+  for _ in range(300):
+    harmed = bytearray(whole)
+    for place in rng.integers(len(whole), size=rng.integers(1, 4)):
+      harmed[place] = rng.integers(256)
+    path.write_bytes(harmed)
+    try:
+      found = arrays.read_arrays(path, 'topics')
+    except InputError as error:
+      refusals += 1
+      assert str(path) in str(error)
+    else:
+      for name, array in found.items():
+        np.testing.assert_array_equal(array, given[name])
+  assert refusals > 200
+
+
 @pytest.mark.slow
 def test_threads_read_headers_at_the_same_time():
   """Without a lock, Python 3.11 fails here: collections of garbage let other threads in."""

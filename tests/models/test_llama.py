@@ -15,6 +15,7 @@ from dprjax.models import pooling as poolings
 from dprjax.models import prompt_folders as adapters
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.training import dual_encoder
 from tests.models.test_artifact import META
@@ -201,6 +202,20 @@ def test_a_prompt_that_begins_as_a_text_is_that_text(name, load):
   assert np.abs(encode(config, params, tokens, tokens >= 0) - whole).max() > 0.1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['eurobert', 'embeddinggemma'])
+def test_twice_the_keys_and_values_of_a_text_are_that_text(name, load):
+  """Where tokens see all others, a second copy of each key changes no weighted mean."""
+  arrays, backbone = load(name)
+  config, text = wide(backbone.config), arrays['tokens'][0, :9]
+  start = Prefix(encoder.keys_and_values(config, backbone.params, text))
+  plain, found = (
+    encode(config, backbone.params, text[None], text[None] >= 0, adapter=adapter)
+    for adapter in (None, start)
+  )
+  np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
+
+
 def wide(config):
   """The same shape with windows that the golden texts fit into."""
   return dataclasses.replace(config, reach=40 * bool(config.reach))
@@ -288,3 +303,16 @@ def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path, torch):
     prompt = Prefix(vectors, shift=length * shift)
     hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, adapter=prompt)
     np.testing.assert_allclose(hidden[mask], expected[mask], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['qwen3', 'gemma3'])
+def test_bfloat16_is_as_near_to_float32_as_in_transformers(name, load):
+  arrays, backbone = load(name)
+  mask, options = arrays['mask'], EncoderOptions(jnp.dtype('bfloat16'))
+  hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, options=options)
+  ours, theirs = (
+    np.abs(states - arrays['plain/hidden'])[mask].mean()
+    for states in (hidden, arrays['bfloat16/hidden'])
+  )
+  assert 1e-3 < ours < 1.2 * theirs

@@ -88,6 +88,13 @@ def test_layers_that_do_not_fit(projected, file, content, message):
     hub.load_backbone(folder)
 
 
+def test_pickled_layers_are_not_loaded(projected):
+  folder, _ = projected
+  (folder / '2_Dense' / 'model.safetensors').rename(folder / '2_Dense' / 'pytorch_model.bin')
+  with refused('2_Dense', 'pytorch_model.bin'):
+    hub.load_backbone(folder)
+
+
 @pytest.mark.slow
 def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, tmp_path, command):
   folder, _ = projected

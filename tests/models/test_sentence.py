@@ -98,6 +98,16 @@ def test_new_form(tmp_path):
   assert read(tmp_path).pooling == 'mean'
 
 
+def test_default_prompt_and_longest_input(tmp_path):
+  prompts = {'query': 'find: ', 'document': '', 'other': 'text: '}
+  write(
+    tmp_path,
+    sentence_bert_config={'max_seq_length': 100_000},
+    config_sentence_transformers={'prompts': prompts, 'default_prompt_name': 'other'},
+  )
+  assert read(tmp_path) == same_length(512, 'mean', False, 'find: ', '')
+
+
 @pytest.mark.parametrize(
   ('files', 'message'),
   [
@@ -113,6 +123,7 @@ def test_new_form(tmp_path):
       'include_prompt',
     ),
     ({'modules': [{'path': 3, 'type': 'Pooling'}]}, 'path'),
+    ({'adapter_config': {}}, 'adapter_config.json'),
     ({'modules': [{'path': 'a/../../b', 'type': 'Pooling'}]}, 'modules.json'),
   ],
 )

@@ -122,6 +122,17 @@ def test_what_is_said_of_a_model(small, prompts, encoder):
   assert said['revision'] != bare['revision']
 
 
+def test_a_revision_is_of_all_that_decides_a_vector(small, prompts, encoder):
+  again = Encoder.load(small.path, prompts['qa'], batch_size=2)
+  assert models.revision(again) == models.revision(encoder)
+  changes = {'pooling': 'cls'}, {'query_max_length': 8}, {'dtype': 'bfloat16'}, {'dimensions': 8}
+  others = [
+    *(Encoder.load(small.path, other) for other in (None, prompts['chat'], {'x': prompts['qa']})),
+    *(Encoder.load(small.path, prompts['qa'], **change) for change in changes),
+  ]
+  assert len({models.revision(one) for one in (encoder, *others)}) == 8
+
+
 @pytest.fixture(scope='module')
 def mteb(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():

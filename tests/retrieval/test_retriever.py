@@ -133,6 +133,8 @@ def test_a_corpus_as_beir_gives_it(small):
       np.testing.assert_allclose(small.encode_corpus(corpus), expected, atol=1e-6)
   np.testing.assert_allclose(small.encode_corpus([{'text': 'Run a coroutine.'}]), plain, atol=1e-6)
   assert small.encode_corpus([]).shape == (0, 128)
+  asked = small.encode_queries(['json'], batch_size=2, convert_to_tensor=True)
+  np.testing.assert_array_equal(asked, small.encode(['json'], 'query'))
   for bad in (
     [{'title': 5, 'text': 'x'}],
     [{'title': 'x', 'text': None}],

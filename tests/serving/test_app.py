@@ -6,7 +6,9 @@ import functools
 import hashlib
 import http.client
 import json
+import random
 import re
+import shutil
 import socket
 import time
 
@@ -24,6 +26,8 @@ from dprjax.serving.engine import Engine
 from dprjax.serving.indexes import ServedIndex
 from dprjax.serving.keys import Keys
 from dprjax.serving.options import Limits, ServerOptions
+from tests.fuzz import mutations
+from tests.refusals import refused
 from tests.serving.conftest import running
 
 httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
@@ -192,6 +196,46 @@ def test_bodies_that_are_no_json(client):
   assert client.get('/nonesuch').status_code == 404
 
 
+def test_no_body_is_a_fault_of_the_server(client, tmp_path):
+  path, seen = tmp_path / 'body.json', set()
+  bodies = {
+    'embeddings': {'model': 'qa:query', 'input': ['json', 'xml'], 'input_type': 'query'},
+    'search': {'model': 'qa', 'query': ['json'], 'k': 2, 'index': 'qa'},
+  }
+  for route, body in bodies.items():
+    for seed in range(150):
+      rng = random.Random(seed)
+      path.write_text(json.dumps(body))
+      done = mutations.mutate_json(rng, path)
+      answer = client.post(f'/v1/{route}', content=path.read_bytes(), headers=JSON)
+      assert answer.status_code < 500 and answer.json(), (done, answer.text)
+      seen.add((route, answer.status_code))
+  assert seen >= {(route, status) for route in bodies for status in (200, 400)}
+
+
+def test_odd_names(client, ask, small, folder):
+  name = 'fragen über größe'
+  file = folder / f'{name}.npz'
+  shutil.copy(folder / 'qa.npz', file)
+  try:
+    expected = ask('/v1/embeddings', model='qa:query', input='json').json()['data']
+    assert ask('/v1/embeddings', model=f'{name}:query', input='json').json()['data'] == expected
+    assert client.get(f'/v1/models/{name}').json()['id'] == name
+    assert client.get(f'/v1/prompts/{name}').json()['name'] == name
+    assert client.delete(f'/v1/prompts/{name}').status_code == 204
+  finally:
+    file.unlink(missing_ok=True)
+  # A backbone has the name of its repository.
+  options = ServerOptions(rows=(1,), lengths=(16,), slots=4, prompt_length=4)
+  engine = Engine(small.path, folder, name='an-org/model-1', options=options)
+  with running(App(engine)) as at, openai.OpenAI(base_url=f'{at}/v1', api_key='none') as ai:
+    assert ai.models.retrieve('an-org/model-1').id == 'an-org/model-1'
+    assert len(ai.embeddings.create(model='an-org/model-1:query', input='x').data) == 1
+  engine.close()
+  with refused('--name'):
+    Engine(small.path, folder, name='../x', options=options)
+
+
 def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path, alone):
   content = small.write(tmp_path, 'new', 4, task='toys').read_bytes()
   query = {'model': 'new:query', 'input': 'json'}
@@ -226,7 +270,7 @@ def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path,
     answer = client.put(f'/v1/prompts/{name}', content=body)
     assert answer.status_code == status and says in answer.json()['error']['message']
     assert str(folder) not in answer.text
-  for name in ('..%2Fcorpus', 'x%00'):
+  for name in ('..%2Fcorpus', 'x%00', '.hidden'):
     assert client.put(f'/v1/prompts/{name}', content=content).status_code in (400, 404, 405)
   assert sorted(path.name for path in folder.iterdir()) == ['asks.npz', 'chat.npz', 'qa.npz']
   assert sorted(path.name for path in folder.parent.iterdir()) == [
@@ -428,7 +472,7 @@ def test_keys(engine, tmp_path, folder):
       assert status('GET', path) == 200
 
 
-def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
+def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog, monkeypatch):
   file = tmp_path / 'keys.toml'
   digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'team', 'finder')}
   file.write_text(
@@ -474,6 +518,13 @@ def test_what_a_key_may_use(engine, index, tmp_path, folder, caplog):
     assert call('PUT', path, 'team').status_code == 200
     assert call('DELETE', path, 'team').status_code == 204
     embed('team', 'team-a')
+    # Its texts wait in its own turn.
+    submit, turns = engine.batcher.submit, []
+    monkeypatch.setattr(
+      engine.batcher, 'submit', lambda *args: turns.append(args[1].name) or submit(*args)
+    )
+    assert embed('reader', 'qa').status_code == embed('finder', 'qa').status_code == 200
+  assert turns == ['reader', 'finder']
   lines = [line for line in caplog.messages if line.startswith('audit: ')]
   assert [' '.join(line.split()[2:6]) for line in lines] == [
     *('team-a added by team', 'team-a replaced by team', 'team-a removed by team')

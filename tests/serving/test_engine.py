@@ -308,6 +308,21 @@ def test_a_tenant_with_little_work_shares_no_batch_with_a_flood(engine, monkeypa
   assert batches_of(engine) - before == {'1': 1 + 3, '4': 1}  # eight rows: two batches of four
 
 
+def test_the_next_batch_is_sent_before_the_vectors_of_the_last_one_are_given_out(engine):
+  sent = []
+
+  def hold():
+    yield 0.001
+    time.sleep(0.1)  # until both requests below are there
+
+  before = batches_of(engine)
+  engine.batcher.submit_steps(hold())
+  one, two = (queue(engine, engine.tokenize('tied', 'query', ['json'] * 4)) for _ in range(2))
+  one.add_done_callback(lambda _: sent.append((batches_of(engine) - before).total()))
+  assert len(one.result(60)) == len(two.result(60)) == 4
+  assert sent == [2]
+
+
 def test_a_text_of_megabytes_costs_what_its_beginning_does(engine):
   long = 'json decodes a string ' * 200_000
   began = time.monotonic()

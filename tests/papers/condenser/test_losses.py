@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from dprjax.base import mesh as meshes
 from dprjax.models import encoder, heads, hub
 from dprjax.papers.condenser import losses
+from tests import reference
 
 VALUE, WORD = 'encoder.layer.0.attention.self.value.weight', 'embeddings.word_embeddings.weight'
 HEAD_QUERY = 'layer.1.attention.self.query.weight'
@@ -112,6 +116,41 @@ def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
     for shape in re.findall(r'tensor<((?:\d+x)+)', program)
   ]
   assert 8 * 3 * config.vocab_size in sizes and max(sizes) < 8 * 7 * config.vocab_size
+
+
+@pytest.mark.slow
+def test_every_device_gathers_masked_tokens_from_its_own_rows(small, masked):
+  config, (embedding, arrays) = small[0], masked
+  mesh = meshes.make_mesh({'data': 8})
+  placed = [jax.device_put(array, NamedSharding(mesh, P(meshes.BATCH))) for array in arrays]
+  head, whole = jax.device_put(
+    (heads.init_mlm_head(config, jax.random.key(0)), embedding), NamedSharding(mesh, P())
+  )
+
+  def loss(hidden, head, embedding):
+    return losses.mlm_loss(config, head, embedding, hidden, *placed[1:])[0]
+
+  run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+  assert 'all-gather' not in run.lower(placed[0], head, whole).compile().as_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('devices', 'rows'), [(1, 2), (8, 1)])
+def test_siblings_some_rows_at_a_time_equal_numpy(devices, rows):
+  texts = np.random.default_rng(0).normal(size=(16, 5))
+  mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
+
+  def plain(texts):
+    return reference.sibling_loss(texts[::2], texts[1::2], 0.5)[0]
+
+  def loss(texts):
+    return jnp.mean(losses.nt_xent(texts, mesh, rows=rows, temperature=0.5).loss)
+
+  placed = jax.device_put(texts.astype(np.float32), NamedSharding(mesh, P(meshes.BATCH)))
+  value, gradient = jax.jit(jax.value_and_grad(loss))(placed)
+  assert value == pytest.approx(plain(texts), rel=1e-5)
+  wanted = reference.numeric_gradient(plain, texts)
+  assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
 @pytest.mark.slow

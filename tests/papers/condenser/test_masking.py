@@ -2,7 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from dprjax.base import mesh as meshes
 from dprjax.papers.condenser import losses as masking
 
 MASK, PAD, CLS, SEP = 4, 0, 1, 2
@@ -102,3 +105,12 @@ def test_eighty_ten_ten():
   full = words[:, -2] >= 0
   places = np.bincount(masked.positions[full][hidden[full]], minlength=LENGTH)[1:-1]
   assert places.min() > 0 and np.abs(places - places.mean()).max() < 5 * np.sqrt(places.mean())
+
+
+@pytest.mark.slow
+def test_rows_do_not_wait_for_one_another():
+  placed = jax.device_put(texts(), NamedSharding(meshes.make_mesh({'data': 8}), P(meshes.BATCH)))
+  options = {'mask_id': MASK, 'replacements': REPLACEMENTS}
+  compiled = mask_tokens.lower(jax.random.key(0), *placed, **options).compile().as_text()
+  exchanges = 'all-gather', 'all-reduce', 'all-to-all', 'collective-permute'
+  assert not any(f'{name}(' in compiled for name in exchanges)

@@ -170,3 +170,25 @@ def test_a_pretrained_prompt_starts_a_prompt(finished, command, reuse, tmp_path)
   np.testing.assert_array_equal(
     trainable_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.of_side('query')['prefix']
   )
+
+
+@pytest.mark.slow
+def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path):
+  (tmp_path / 'more.txt').write_text(
+    'One sentence stands here. Another one follows it.\n\nA third.\n'
+  )
+  status, err = command(
+    train,
+    f'--config={ROOT}/configs/rip.py:local',
+    f'--workdir={tmp_path}/run',
+    *('--config.backbone.vocabulary=sentencepiece', '--config.backbone.vocab_size=1000'),
+    f'--config.data.dir={trained}/data/corpus.jsonl,{tmp_path}/more.txt',
+    *('--config.data.format=corpus', '--config.grad_cache=1', '--config.steps=1'),
+  )
+  assert status == 0, err
+  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/out')
+  assert status == 0, err
+  found = hub.load_backbone(tmp_path / 'out', ('mlm',)).config
+  tokenizer = tokenizing.load_tokenizer(tmp_path / 'out')
+  assert found.model_type == 'xlm-roberta' and found.vocab_size == tokenizer.vocab_size <= 1000
+  assert found.pad_token_id == tokenizer.pad_id == 1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base import tree
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
 from dprjax.papers.nir_prompt import (
   learned_tokens,
@@ -16,6 +16,7 @@ from dprjax.papers.nir_prompt import (
 )
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
+from dprjax.training.method import DataSource
 from tests.models.test_artifact import META
 from tests.papers.nir_prompt import nir
 from tests.training.conftest import WORDS
@@ -99,3 +100,23 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   after = embedded(config, shape, tokenizer, devices, params, *rows)
   np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
   assert np.ptp(after) > 0.01
+
+
+def test_prompts_at_the_start_of_a_run_are_exported(tokenizer, shape, parts, backbone, tmp_path):
+  config = nir.make_config('nir_reranker', ('qa',), trainable=(BODY, 'head/.*'))
+  config.tasks.qa.prompt = str(tmp_path / 'mine.npz')
+  arrays = nir.write_prompt(tmp_path / 'mine.npz', shape, tokenizer, config, ('pair',))
+  texts = DataSource(None, lambda *_: 'opened')
+  kept = nir_prompt._keep(texts, tmp_path / 'run', nir_prompt.read_files(config))
+  assert kept.open(None, None) == 'opened'
+  assert {str(file) for file in kept.files.values()} == {config.tasks.qa.prompt}
+  (tmp_path / 'mine.npz').unlink()
+  trained = {'head/mlm/dense/bias': np.full(8, 2, np.float32)}
+  product, files = export(config, tmp_path / 'run', backbone, trained, tokenizer)
+  head = product.encoders['']['heads']['mlm']
+  np.testing.assert_array_equal(head.params['dense']['bias'], 2)
+  np.testing.assert_array_equal(head.params['bias'], parts.heads['mlm'].params['bias'])
+  prompt = artifact.load_prompt(files['qa'])
+  assert prompt.meta['head_sha256'] == head_specs.sha256('mlm', shape, head)
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(learned_tokens.vectors(prompt)[name], array)

@@ -167,6 +167,11 @@ def test_a_file_of_another_task(tokenizer, shape, parts, tmp_path):
   write_files(config, tmp_path, shape, tokenizer, task='qa')
   with refused('config.tasks.dialogue.prompt', 'dialogue.npz'):
     init(config, tokenizer, shape, parts)
+  # Nor one of another backbone.
+  write_files(config, tmp_path, shape, tokenizer, backbone_sha256='c' * 64)
+  with refused('dialogue.npz', 'c' * 64):
+    init(config, tokenizer, shape, parts)
+  write_files(config, tmp_path, shape, tokenizer, task='qa')
   # Nor is it added for a new task of its name, whatever its file is called.
   config = nir.make_config(
     *('nir_retriever', ('qa',)), adapt__fusion=True, adapt__prompts=f'{tmp_path}/dialogue.npz'

@@ -1,14 +1,17 @@
 """Labelled pairs: files as strangers write them, held-out ones, and their tokens."""
 
 import json
+import random
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from dprjax.base.errors import InputError
 from dprjax.papers.nir_prompt import pairs
 from dprjax.papers.nir_prompt.pairs import PairSource
 from dprjax.text import vocabularies
+from tests.fuzz import mutations
 from tests.refusals import refused
 
 ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('larch', 'elm', 0)]
@@ -54,6 +57,33 @@ def test_what_is_no_pair(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with refused(message):
     pairs.read_pairs(PairSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+  ('name', 'join'), [('train.tsv', '\t'), ('train.csv', ','), ('train.jsonl', '')]
+)
+def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name, join):
+  path, refusals = tmp_path / name, 0
+  harms = [mutations.mutate_bytes, mutations.mutate_lines]
+  for seed in range(150):
+    rng = random.Random(seed)
+    if path.is_dir():
+      path.rmdir()
+    if join:
+      rows = [('text1', 'text2', 'label'), *ROWS]
+      path.write_text(''.join(join.join(map(str, row)) + '\n' for row in rows))
+    else:
+      pairs.write_pairs(path, ROWS)
+    done = rng.choice([*harms, *([] if join else [mutations.mutate_json])])(rng, path)
+    try:
+      found = pairs.read_pairs(PairSource(str(tmp_path)))
+    except InputError as error:
+      assert '\n' not in str(error) and 'train' in str(error), done
+      refusals += 1
+    else:
+      assert {pair.label for pair in found} == {0, 1}, done
+      assert all(pair.first.strip() and pair.second.strip() for pair in found), done
+  assert 30 < refusals < 150
 
 
 def test_pairs_are_held_out_by_their_texts(tmp_path):

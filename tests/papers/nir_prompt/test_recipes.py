@@ -69,6 +69,14 @@ def test_what_an_argument_sets(recipe, tasks, expected):
         assert re.fullmatch(pattern, f'backbone/{name}')
 
 
+def test_settings_of_the_released_code():
+  for recipe in ('retriever.py:emm,paper', 'reranker.py:mdm=qa,paper'):
+    c = parse(recipe)
+    assert (c.backbone.path, c.batch_size, c.per_task) == ('bert-base-uncased', 16, 40_000)
+    assert (c.optim.learning_rate, c.optim.decay, c.optim.warmup) == (1e-5, 'none', 0.0)
+    assert (c.eval.patience, c.template.fixed_layers, c.template.lengths) == (3, -1, (6, 6, 7))
+
+
 @pytest.mark.parametrize(('stage', 'options'), [('retriever', ''), ('reranker', ',paper')])
 def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
   c = parse(f'{stage}.py:adapt=qa{options}')

@@ -5,13 +5,14 @@ import pathlib
 import numpy as np
 import pytest
 
-from dprjax import PromptReranker, encode, export, load_prompt, train
+from dprjax import PromptReranker, Retriever, encode, export, load_prompt, train
 from dprjax.base import tree
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.models import artifact, head_specs, hub
 from dprjax.papers.nir_prompt import learned_tokens
 from dprjax.papers.nir_prompt.pairs import PairSource, measure_pairs, read_pairs
-from tests.workdirs import trainable_of
+from dprjax.text import sources
+from tests.workdirs import assert_goes_on, metrics_of, trainable_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parents[3]
@@ -32,8 +33,8 @@ def load(folder):
 def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   first, second, new = OF[stage]
 
-  def made(recipe, name, *flags, out):
-    status, err = command(
+  def trains(recipe, name, *flags):
+    return command(
       train,
       f'--config={ROOT}/configs/nir_{stage}.py:{recipe},local',
       f'--workdir={tmp_path}/{name}',
@@ -41,6 +42,9 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       *(['--config.cross_encoder.dev_queries=4'] if stage == 'reranker' else []),
       *flags,
     )
+
+  def made(recipe, name, *flags, out):
+    status, err = trains(recipe, name, *flags)
     assert status == 0, err
     # Two updates are no gain. Prompts for other stages are exported all the same.
     force = () if recipe.startswith('mdm') else ('--force',)
@@ -69,6 +73,8 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   # The backbone on both tasks, under these prompts.
   named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
   model = made(f'emm={first}+{second}', 'both', on, *named, out='model')
+  # As if it had been killed between two tasks.
+  assert_goes_on(tmp_path / 'both', lambda: trains(f'emm={first}+{second}', 'both', on, *named))
   _, trained = trainable_of(tmp_path / 'both')
   ends, after = load(model)
   moved = {name for name in ends if name in start and (ends[name] != start[name]).any()}
@@ -127,3 +133,25 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
   out = made(f'adapt={new}', 'adapted', *flags, out='new')
   assert [file.name for file in (out / 'prompts').iterdir()] == [f'{new}.npz']
   assert load_prompt(out / 'prompts' / f'{new}.npz').meta['backbone_sha256'] == load(out)[1].sha256
+
+
+def test_the_baseline_of_a_tasks_prompt_is_the_bare_encoder(command, tmp_path):
+  status, err = command(
+    train,
+    f'--config={ROOT}/configs/nir_retriever.py:mdm=qa,local',
+    f'--workdir={tmp_path}/run',
+    *SHORT,
+    '--config.eval.corpus_limit=0',
+  )
+  assert status == 0, err
+  data = tmp_path / 'run' / 'data' / 'qa'
+  dataset = sources.load_dataset(sources.Source(str(data), split='dev'))
+  retriever = Retriever.load(tmp_path / 'run' / 'backbone')
+  retriever.index(data / 'corpus.jsonl')
+  hits = retriever.search([query.text for query in dataset.queries], k=10)
+  ranks = [
+    next((1 / (i + 1) for i, hit in enumerate(row) if hit.id in dataset.qrels[query.id]), 0)
+    for query, row in zip(dataset.queries, hits, strict=True)
+  ]
+  found = metrics_of(tmp_path / 'run')[0]
+  assert found['step'] == 0 and found['dev/qa/RR@10'] == pytest.approx(np.mean(ranks), abs=1e-6)

@@ -108,6 +108,15 @@ def test_arxiv(tmp_path):
   assert list(papers.read_papers(array)) == PAPERS
 
 
+def test_corpora(tmp_path):
+  rows = [{'_id': 'a', 'title': 'T', 'text': 'x', 'categories': ['k']}, {'_id': 'b', 'text': ''}]
+  read = list(papers.read_papers(write(tmp_path / 'corpus.jsonl', rows)))
+  assert read == [Paper('a', 'T', 'T x', ('k',)), Paper('b', '', '', ())]
+  (tmp_path / 'corpus.tsv').write_text('a\tT\tx\nb\t\ty\n')
+  read = list(papers.read_papers(tmp_path / 'corpus.tsv'))
+  assert read == [Paper('a', '', 'T x', ()), Paper('b', '', 'y', ())]
+
+
 @pytest.mark.parametrize(
   'rows, message',
   [

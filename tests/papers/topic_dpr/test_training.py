@@ -1,5 +1,6 @@
 """configs/topic_dpr.py: trained, resumed, exported, encoded with."""
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -148,3 +149,16 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   status, err = command(encode, *of_corpus)
   assert status == 2 and named_in(err, 'topics', '2'), err
   assert not (tmp_path / 'other').exists()
+
+
+def test_a_training_does_not_go_on_with_other_topics(run, tmp_path, command):
+  path = tmp_path / 'topics.npz'
+  shutil.copy(run / 'topics.npz', path)
+  flags = (f'--config={CONFIGS}/topic_dpr.py:local', f'--workdir={tmp_path}/run')
+  flags += (f'--config.topics.path={path}', '--config.steps=2')
+  status, err = command(train, *flags)
+  assert status == 0, err
+  found = topic_models.load_topics(path)
+  topic_models.save_topics(path, dataclasses.replace(found, names=found.names[::-1]))
+  status, err = command(train, *flags)
+  assert status == 2 and named_in(err, 'config.topics.path'), err

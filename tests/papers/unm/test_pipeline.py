@@ -196,3 +196,12 @@ def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path):
   status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', '--config.retriever.seed=1')
   assert status == 2 and named_in(err.splitlines()[-1], 'config.retriever.seed')
   assert not (tmp_path / 'work').exists()
+
+
+def test_differences_are_the_flags_that_differ_from_the_recipe():
+  own = ('optim.learning_rate=0.5', "trainable=('prompt/.*', 'head/.*')")
+  config = configs.parse([LOCAL, *(f'--config.retriever.{one}' for one in own)])
+  found = pipeline.differences(config.retriever_recipe, config.retriever, pipeline._OURS)
+  assert found == ['--config.negatives=1', *(f'--config.{one}' for one in own)]
+  parsed = configs.parse([f'--config={config.retriever_recipe}', *found])
+  assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
