@@ -164,7 +164,7 @@ class Experiment:
   def prepare(self):
     """Writes all sets, unless they are there; a line of the ledger says how many of what."""
     data = pathlib.Path(self.args.data).resolve()
-    trials.measure(self.out, 'sets', 0, lambda: nir_sets.prepare(data, self.sets))
+    trials.prepare(self.sets, lambda folder: nir_sets.prepare(data, folder))
 
   @functools.cached_property
   def devices(self):

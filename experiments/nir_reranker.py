@@ -95,7 +95,7 @@ class Experiment:
 
   def make(self, name, seed):
     data = pathlib.Path(self.args.data)
-    trials.measure(self.out, 'sets', 0, lambda: {'counts': prepare(data, self.sets)})
+    trials.prepare(self.sets, lambda folder: {'counts': prepare(data, folder)})
     if name == 'emm':
       for task in TASKS:  # in lines of their own
         self.make(f'mdm-{task}', seed)

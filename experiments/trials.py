@@ -137,6 +137,19 @@ def measure(out, name, seed, work):
   return line
 
 
+def prepare(folder, work):
+  """Lets ``work`` write the sets of an experiment, and its line, unless the folder is there."""
+
+  def write():
+    with files.atomic_path(folder) as aside:
+      return work(pathlib.Path(aside))
+
+  if not folder.exists():
+    measure(folder.parent, folder.name, 0, write)
+  if not folder.exists():  # the line is of another machine
+    write()
+
+
 def ledger(out):
   """The lines of OUT/ledger.jsonl."""
   path = out / LEDGER
