@@ -29,7 +29,7 @@ from etils import epath
 from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.retrieval import answers, evaluation, measures
+from dprjax.retrieval import evaluation, measures
 from dprjax.text import seen, trec
 from dprjax.text.qrels import read_qrels
 
@@ -73,7 +73,7 @@ class Flags:
     metavar='FILE',
   )
   answer_k: tuple[int, ...] = flag(
-    'numbers of passages to search for an answer', (5, 20, 100), split=' '
+    'numbers of passages to search for an answer', evaluation.DEPTHS, split=' '
   )
   extra: dict[str, str] = flag(
     'a fact to record, such as the number of trained parameters: a column of dprjax.report',
@@ -116,9 +116,7 @@ def _measure(args: Flags, runs: Mapping[str, str]) -> None:
   # Small files first, so that their mistakes show before a large run is read.
   measures.parse_measures(args.measure)
   judged = read_qrels(args.qrels) if args.qrels else None
-  questions = None
-  if args.answers:
-    questions = evaluation.Questions(answers.read_answers(args.answers), args.answer_k)
+  questions = evaluation.read_answers(args.answers) if args.answers else None
   known = _seen(args) if args.queries else None
   rows = []
   for name, path in runs.items():
@@ -127,6 +125,7 @@ def _measure(args: Flags, runs: Mapping[str, str]) -> None:
       judged,
       args.measure,
       questions=questions,
+      depths=args.answer_k,
       corpus=args.corpus,
       drop_same_id=args.drop_same_id,
       queries=args.queries,

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import ir_measures
-import numpy as np
 
 from dprjax.base.errors import InputError
 from dprjax.base.ranking import dcg
@@ -71,107 +70,49 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   documents; ``unjudged_queries`` of the run; ``relevant`` judgements and ``retrieved`` documents of
   the judged queries.
   """
-  measuring = Measuring(qrels, measures)
-  measuring.add(run)
-  return measuring.metrics()
-
-
-class Measuring:
-  """Like `measure`, for a run in pieces of whole queries.
-
-  Judgements and the values of judged queries are in memory, 8 bytes a value until the end.
-  """
-
-  def __init__(self, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES):
-    """Raises InputError for an unknown measure."""
-    self._parsed = parse_measures(measures)
-    self._qrels = {query_id: judged for query_id, judged in qrels.items() if judged}
-    self._places = {query_id: place for place, query_id in enumerate(self._qrels)}
-    self._names: dict[ir_measures.Measure, list[str]] = {}
-    for name, kind in self._parsed.items():
-      self._names.setdefault(kind, []).append(name)
-    # NaN: no value yet.
-    self._values = {name: np.full(len(self._qrels), np.nan) for name in self._parsed}
-    self._found = np.zeros(len(self._qrels), bool)
-    self._unjudged = self._retrieved = 0
-    self._first: list[str] = []  # first queries of the run, for a message
-    self.any_judged = False  # whether a document of the run is judged for its query
-
-  def add(self, run: Run) -> None:
-    """Measures the judged queries of a piece."""
-    self._first += run.query_ids[: 4 - len(self._first)]
-    rows = {
-      query_id: slice(start, stop)
-      for query_id, start, stop in zip(
-        run.query_ids, run.offsets[:-1].tolist(), run.offsets[1:].tolist(), strict=True
-      )
-      if query_id in self._qrels and start < stop
-    }
-    self._unjudged += sum(query_id not in self._qrels for query_id in run.query_ids)
-    self._retrieved += sum(part.stop - part.start for part in rows.values())
-    self._found[[self._places[query_id] for query_id in rows]] = True
-    for some in _slices(list(rows)):
-      self._measure(
-        {
-          query_id: [run.doc_ids[doc] for doc in run.docs[rows[query_id]].tolist()]
-          for query_id in some
-        }
-      )
-
-  def metrics(self) -> Metrics:
-    """The values of all judged queries; a query in no piece counts as without results."""
-    qrels = self._qrels
-    if not self._found.any():
-      raise InputError(
-        f'no judged query is in the run (judged: {_some(qrels)}; in the run: {_some(self._first)})'
-      )
-    query_ids = list(qrels)
-    missing = np.flatnonzero(~self._found).tolist()
-    for some in _slices([query_ids[place] for place in missing]):
-      self._measure(dict.fromkeys(some, ()))
-    means = {}
-    for name, kind in self._parsed.items():
-      values = self._values[name]
-      values[np.isnan(values)] = kind.DEFAULT  # Accuracy lacks some queries
-      aggregator = kind.aggregator()
-      for value in values.tolist():
-        aggregator.add(value)
-      means[name] = float(aggregator.result())
-    return {
-      'mean': means,
-      'per_query': {
-        name: dict(zip(query_ids, self._values.pop(name).tolist(), strict=True))
-        for name in self._parsed
-      },
-      'counts': {
-        'queries': len(qrels),
-        'missing': len(missing),
-        'without_relevant': sum(max(judged.values()) < 1 for judged in qrels.values()),
-        'unjudged_queries': self._unjudged,
-        'relevant': sum(
-          relevance > 0 for judged in qrels.values() for relevance in judged.values()
-        ),
-        'retrieved': self._retrieved,
-      },
-    }
-
-  def _measure(self, rankings: Mapping[str, Sequence[str]]) -> None:
-    judged = {query_id: self._qrels[query_id] for query_id in rankings}
-    found = {query_id: ranking for query_id, ranking in rankings.items() if ranking}
-    self.any_judged = self.any_judged or any(
-      not judged[query_id].keys().isdisjoint(ranking) for query_id, ranking in found.items()
+  parsed = parse_measures(measures)
+  judged = {query_id: grades for query_id, grades in qrels.items() if grades}
+  each = zip(run.query_ids, run.offsets[:-1].tolist(), run.offsets[1:].tolist(), strict=True)
+  rows = {id_: slice(start, stop) for id_, start, stop in each if id_ in judged and start < stop}
+  if not rows:
+    raise InputError(
+      f'no judged query is in the run (judged: {_some(judged)}; in the run: {_some(run.query_ids)})'
     )
-    for kind, query_id, value in _computed(list(self._names), judged, found):
-      for name in self._names[kind]:
-        normalized = name.startswith(_NORMALIZED)
-        self._values[name][self._places[query_id]] = (
-          _normalized(value, kind, judged[query_id]) if normalized else value
-        )
-
-
-def _slices(query_ids: list[str]) -> Iterator[list[str]]:
+  names: dict[ir_measures.Measure, list[str]] = {}
+  for name, kind in parsed.items():
+    names.setdefault(kind, []).append(name)
+  # Accuracy lacks some queries.
+  per_query = {name: dict.fromkeys(judged, float(kind.DEFAULT)) for name, kind in parsed.items()}
+  query_ids = list(judged)
   for first in range(0, len(query_ids), _QUERIES_AT_ONCE):
-    yield query_ids[first : first + _QUERIES_AT_ONCE]
+    some = query_ids[first : first + _QUERIES_AT_ONCE]
+    rankings = {
+      id_: [run.doc_ids[doc] for doc in run.docs[rows[id_]].tolist()] for id_ in some if id_ in rows
+    }
+    for kind, id_, value in _computed(list(names), {id_: judged[id_] for id_ in some}, rankings):
+      for name in names[kind]:
+        if name.startswith(_NORMALIZED):
+          per_query[name][id_] = _normalized(value, kind, judged[id_])
+        else:
+          per_query[name][id_] = float(value)
+  means = {}
+  for name, kind in parsed.items():
+    aggregator = kind.aggregator()
+    for value in per_query[name].values():
+      aggregator.add(value)
+    means[name] = float(aggregator.result())
+  return {
+    'mean': means,
+    'per_query': per_query,
+    'counts': {
+      'queries': len(judged),
+      'missing': len(judged) - len(rows),
+      'without_relevant': sum(max(grades.values()) < 1 for grades in judged.values()),
+      'unjudged_queries': sum(query_id not in judged for query_id in run.query_ids),
+      'relevant': sum(grade > 0 for grades in judged.values() for grade in grades.values()),
+      'retrieved': sum(part.stop - part.start for part in rows.values()),
+    },
+  }
 
 
 def _computed(

@@ -15,8 +15,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.base.ranking import Ranking
 
-_PIECE = 1 << 17  # rows of a piece
-
 logger = logging.getLogger('dprjax')
 
 
@@ -56,27 +54,14 @@ class Run:
       for query_id, rows in zip(self.query_ids, each, strict=True)
     }
 
-  def pieces(self) -> Iterator['Run']:
-    """The run of some queries at a time, with about ``_PIECE`` rows."""
-    start = 0
-    while start < len(self):
-      end = int(np.searchsorted(self.offsets, self.offsets[start] + _PIECE, 'right')) - 1
-      end = max(end, start + 1)
-      offsets = self.offsets[start : end + 1]
-      rows = slice(offsets[0], offsets[-1])
-      documents, docs = np.unique(self.docs[rows], return_inverse=True)
-      doc_ids = [self.doc_ids[doc] for doc in documents.tolist()]
-      query_ids = self.query_ids[start:end]
-      yield Run(query_ids, doc_ids, offsets - offsets[0], docs, self.scores[rows])
-      start = end
-
   def query_of_row(self) -> Int[np.ndarray, ' rows']:
     """The index into ``query_ids`` of each row."""
     return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
 
   def same_id(self) -> Bool[np.ndarray, ' rows']:
     """True where a document has the id of its query."""
-    place = {id_: number for number, id_ in enumerate(self.doc_ids)}
+    queries = set(self.query_ids)
+    place = {id_: number for number, id_ in enumerate(self.doc_ids) if id_ in queries}
     own = np.array([place.get(id_, -1) for id_ in self.query_ids], dtype=np.int64)
     return self.docs == own[self.query_of_row()]
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from dprjax.text import trec
 from dprjax.text.trec import (
   read_run,
   run_from_dict,
@@ -93,11 +92,8 @@ def made_run(queries=60, depth=9, seed=0):
   ]
 
 
-def test_pieces_of_a_run_have_whole_queries(tmp_path, monkeypatch):
-  monkeypatch.setattr(trec, '_PIECE', 100)
+def test_rankings_by_query(tmp_path):
   path = tmp_path / 'run.trec'
-  path.write_text(''.join(map(''.join, made_run(queries=200))))
+  path.write_text(''.join(map(''.join, made_run())))
   run = read_run(path)
-  pieces = list(run.pieces())
-  assert len(pieces) > 2 and [one for piece in pieces for one in piece] == list(run)
   assert {query: list(zip(*one, strict=True)) for query, one in run.rankings().items()} == dict(run)

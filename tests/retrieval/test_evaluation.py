@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from dprjax.retrieval.answers import (
+from dprjax.retrieval.evaluation import (
   answer_recall,
   has_answer,
   questions_of,
