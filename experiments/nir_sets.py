@@ -16,7 +16,7 @@ import zipfile
 import numpy as np
 
 from dprjax.base import files
-from dprjax.retrieval import bm25_index, mined
+from dprjax.retrieval import bm25_index
 from dprjax.text.qrels import write_qrels
 from dprjax.text.sources import Source, load_dataset
 
@@ -179,17 +179,21 @@ def write_training(out, task, passages, train, dev, positives, random, mine=True
   if mine:
     index = bm25_index.build(kept, [passages[row] for row in kept])
     top = index.search([query.text for query in train], DEPTH).rows
-    with files.atomic_write(folder / 'mined.jsonl', 'wb') as file:
+    with files.atomic_write(folder / 'mined.jsonl') as file:
       for query, rows in zip(train, top, strict=True):
         wrong = [kept[row] for row in rows if row >= 0 and kept[row] not in positives[query.id]]
         negatives += len(wrong)
-        places = [
-          f'{{"docid": {mined.to_json(name)}'
-          + mined.origin([('"bm25"', rank, 1.0)], True, False, None)
-          for rank, name in enumerate(wrong, 1)
-        ]
-        right = [f'{{"docid": {mined.to_json(name)}}}' for name in positives[query.id]]
-        file.write(mined.line(query.id, query.text, right, places))
+        origin = {'score': 1.0, 'sources': ['undenoised']}
+        record = {
+          'query_id': query.id,
+          'query': query.text,
+          'positive_passages': [{'docid': name} for name in positives[query.id]],
+          'negative_passages': [
+            {'docid': name, 'retriever': 'bm25', 'rank': rank, **origin}
+            for rank, name in enumerate(wrong, 1)
+          ],
+        }
+        file.write(json.dumps(record, ensure_ascii=False) + '\n')
   return {'train': len(train), 'dev': len(dev), 'passages': len(kept), 'negatives': negatives}
 
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import logging
 import pathlib
 import tempfile
@@ -29,8 +30,8 @@ from dprjax.base import cli, files, hashes
 from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.retrieval import mined
 from dprjax.text import runs, texts
+from dprjax.text.examples import MINED_SOURCES
 from dprjax.text.qrels import read_qrels
 from dprjax.text.texts import PassageRecord, read_texts
 
@@ -522,7 +523,12 @@ def _count_queries(
 def _lines(
   tables: 'DuckDBPyConnection', asked: _Queries, names: Sequence[str], options: MiningOptions
 ) -> Iterator[bytes]:
-  """The lines of the queries that have a positive, in the order of the queries."""
+  """The lines of the queries that have a positive, in the order of the queries.
+
+  A line has the format of Tevatron; a passage without texts has only its id. A negative also has
+  the retriever, rank and score of the run that ranks it best, the same three of others (``also``),
+  and its sources. `dprjax.text.examples` reads it.
+  """
   found = tables.execute(
     """
     WITH sources AS (
@@ -541,19 +547,33 @@ def _lines(
     """,
     {'texts': options.texts, 'score_positives': options.score_positives},
   )
-  retrievers = [mined.to_json(name) for name in names]
   progress = Progress('queries', len(asked.ids), 'mining')
+  encoder = json.JSONEncoder(ensure_ascii=False)
   rows = itertools.chain.from_iterable(iter(lambda: found.fetchmany(_PAIRS), []))
   for query, several in itertools.groupby(rows, key=lambda row: row[0]):
-    positives: list[str] = []
-    negatives: list[str] = []
-    for _, side, id_, title, text, logit, origins, undenoised, denoised in several:
-      passage = mined.passage(PassageRecord(id_, title, text), options.texts)
+    positives: list[dict[str, Any]] = []
+    negatives: list[dict[str, Any]] = []
+    for _, side, id_, title, text, logit, origins, *drawn in several:
+      passage = {'docid': id_} | ({'title': title, 'text': text} if options.texts else {})
+      others: list[dict[str, Any]] = []
       if side:
-        places = [(retrievers[one['run']], one['rank'], one['score']) for one in origins]
-        negatives.append(passage + mined.origin(places, undenoised, denoised, logit))
-      else:
-        positives.append(passage + mined.scored(logit) + '}')
+        first, *others = (
+          {'retriever': names[one['run']], 'rank': one['rank'], 'score': one['score']}
+          for one in origins
+        )
+        sources = itertools.compress(MINED_SOURCES, drawn)
+        passage |= {**first, 'sources': list(sources)}
+      if logit is not None:
+        passage['reranker_score'] = logit
+      if others:
+        passage['also'] = others
+      (negatives if side else positives).append(passage)
     if positives:
-      yield mined.line(asked.ids[query], asked.texts[query], positives, negatives)
+      record = {
+        'query_id': asked.ids[query],
+        'query': asked.texts[query],
+        'positive_passages': positives,
+        'negative_passages': negatives,
+      }
+      yield f'{encoder.encode(record)}\n'.encode()
     progress(query + 1)

@@ -17,7 +17,6 @@ from etils import epath
 
 from dprjax.base import mesh as meshes
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.retrieval import mined
 from dprjax.text import sources, vocabularies
 from dprjax.training import dev_ranking, query_only, retrieval_data
 from dprjax.training import method as methods
@@ -78,13 +77,16 @@ def write(folder):
   (folder / 'queries.jsonl').write_text(''.join(rows('q', COUNT)))
   judged = ''.join(f'q{n}\td{n}\t1\n' for n in range(COUNT))
   (folder / 'qrels' / 'train.tsv').write_text(f'query-id\tcorpus-id\tscore\n{judged}')
-  with (folder / 'mined.jsonl').open('wb') as file:
+  with (folder / 'mined.jsonl').open('w') as file:
     for n, row in enumerate(rows('q', COUNT)):
       wrong = [
-        f'{{"docid": "d{(n + k) % COUNT}"' + mined.origin([('"bm25"', k, 1.0)], True, False, None)
+        {'docid': f'd{(n + k) % COUNT}', 'retriever': 'bm25', 'rank': k, 'score': 1.0}
+        | {'sources': ['undenoised']}
         for k in range(1, 6)
       ]
-      file.write(mined.line(f'q{n}', json.loads(row)['text'], [f'{{"docid": "d{n}"}}'], wrong))
+      record = {'query_id': f'q{n}', 'query': json.loads(row)['text']}
+      record |= {'positive_passages': [{'docid': f'd{n}'}], 'negative_passages': wrong}
+      file.write(json.dumps(record) + '\n')
   (folder / 'pairs').mkdir()
   few = (
     dict(zip(COLUMNS, (f'q w{n}', f'd w{n + n % 2}', 1 - n % 2), strict=True)) for n in range(COUNT)
