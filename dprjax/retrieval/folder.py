@@ -28,7 +28,7 @@ from dprjax.base.errors import InputError
 from dprjax.encoding import embeddings, folders, manifest
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import hub
-from dprjax.retrieval import bm25_index, fusion, hybrid
+from dprjax.retrieval import bm25_index, fusion
 from dprjax.retrieval.fusion import Fusion
 from dprjax.text.texts import Text, digest
 
@@ -133,7 +133,7 @@ def read(path: files.PathLike) -> Parts:
     found.backbone_sha256,
     prompt if prompt.exists() else None,
     msgspec.to_builtins(found.settings),
-    hybrid.read(weights) if weights.exists() else None,
+    fusion.read_hybrid(weights) if weights.exists() else None,
     found.choice,
   )
 
@@ -206,7 +206,7 @@ class Index(NamedTuple):
 
   corpus: embeddings.Embeddings
   texts: list[str]
-  words: hybrid.Hybrid | None
+  words: fusion.Hybrid | None
 
 
 class _Passage(msgspec.Struct):
@@ -320,7 +320,7 @@ def open_index(path: files.PathLike, how: Fusion | None) -> Index:
   ids = [text.id for text in found]
   if ids != corpus.ids:
     raise InputError(f'{index / _PASSAGES} has other ids than {index / _VECTORS}; {_AGAIN}')
-  words = None if how is None else hybrid.load(how, index / _BM25, ids)
+  words = None if how is None else fusion.open_hybrid(how, index / _BM25, ids)
   return Index(corpus, [text.text for text in found], words)
 
 

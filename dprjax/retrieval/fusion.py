@@ -15,8 +15,8 @@ rrf equals that of pyserini, which orders ties by rising id.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.ranking import Ranking, dcg, ranked
 
+Method = Literal['rrf', 'zscore']
 METHODS = ('rrf', 'zscore')
 DEPTH, RRF_K = 1000, 60
 BM25, DENSE = 'bm25', 'dense'
@@ -40,6 +41,14 @@ _FINEST = 20  # steps of a weight from 0 to 1
 _PRIOR = 0.1  # see `learn`
 
 
+class Bm25Settings(TypedDict):
+  """The arguments of ``bm25_index.build``."""
+
+  k1: float
+  b: float
+  language: str
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fusion:
   """A way to fuse several rankings.
@@ -51,11 +60,11 @@ class Fusion:
     bm25: settings of the BM25 index, if one of the runs came from dprjax.bm25.
   """
 
+  method: Method = 'rrf'
   weights: Mapping[str, float]
-  method: str = 'rrf'
-  rrf_k: int = RRF_K
-  depth: int = DEPTH
-  bm25: Mapping[str, Any] | None = None
+  rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
+  depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH
+  bm25: Bm25Settings | None = None
 
   def __post_init__(self) -> None:
     weights = self.weights.values()
@@ -208,47 +217,83 @@ def learn(
   return Learnt(weights[final[0]], held_out, scores[:, alone], scores[:, equal])
 
 
-# The file of a fusion.
-
-
-class _Bm25(msgspec.Struct):
-  k1: float
-  b: float
-  language: str
-
-
-class _File(msgspec.Struct):
+class _Header(msgspec.Struct):
   format: Literal['dprjax.fusion']
-  method: Literal['rrf', 'zscore']
-  weights: Annotated[dict[str, Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
-  rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
-  depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH
-  bm25: _Bm25 | None = None
+  method: Method
 
 
 def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
   """Writes a small JSON file for `read`; ``about`` is information for people."""
-  files.write_json(
-    path,
-    {
-      'format': _FORMAT,
-      'method': fusion.method,
-      'weights': dict(fusion.weights),
-      'rrf_k': fusion.rrf_k,
-      'depth': fusion.depth,
-      **({'bm25': dict(fusion.bm25)} if fusion.bm25 else {}),
-      **about,
-    },
-  )
+  values = {name: value for name, value in dataclasses.asdict(fusion).items() if value is not None}
+  files.write_json(path, {'format': _FORMAT, **values, **about})
 
 
 def read(path: PathLike) -> Fusion:
-  """Reads a fusion."""
-  found = reading.read(path, 'fusion', _File)
-  return Fusion(
-    weights=found.weights,
-    method=found.method,
-    rrf_k=found.rrf_k,
-    depth=found.depth,
-    bm25=None if found.bm25 is None else msgspec.to_builtins(found.bm25),
-  )
+  values = reading.read_json_object(path, 'fusion')
+  reading.convert(values, f'fusion {path}', _Header)
+  return reading.convert(values, f'fusion {path}', Fusion)
+
+
+class Hybrid(NamedTuple):
+  """Hybrid search: a dense ranking fused with a BM25 ranking of the same passages.
+
+  Attributes:
+    fusion: of the runs `BM25` and `DENSE`.
+    search: finds the best k passages for each query text by BM25.
+  """
+
+  fusion: Fusion
+  search: Callable[[Sequence[str], int], list[Ranking]]
+
+  def rank(
+    self, queries: Sequence[str], dense: Sequence[Ranking], k: int, drop: Sequence[str] = ()
+  ) -> list[Ranking]:
+    """The k best passages of each query.
+
+    Args:
+      dense: rankings with their first ``fusion.depth`` passages, or all.
+      drop: for each query, the id of a passage to leave out of the BM25 ranking.
+    """
+    lexical = self.search(queries, self.fusion.depth + bool(drop))
+    if drop:
+      lexical = [one.without(id_) for one, id_ in zip(lexical, drop, strict=True)]
+    return [
+      self.fusion.fuse({BM25: one, DENSE: other}, k)
+      for one, other in zip(lexical, dense, strict=True)
+    ]
+
+
+def read_hybrid(path: PathLike) -> Fusion:
+  """`read` of weights for a hybrid search."""
+  fusion = read(path)
+  if fusion.weights.keys() != {BM25, DENSE}:
+    raise InputError(
+      f'{path} fuses runs called {", ".join(fusion.weights)}; a hybrid search needs weights of '
+      f'{BM25} and {DENSE}: dprjax.fuse --run={BM25}=FILE --run={DENSE}=FILE --weights_out=FILE'
+    )
+  return fusion
+
+
+def open_hybrid(fusion: Fusion, folder: PathLike, ids: Collection[str]) -> Hybrid:
+  """A hybrid search with an index of dprjax.bm25 over these passages."""
+  from dprjax.retrieval import bm25_index  # other fusions do without
+
+  index = bm25_index.open_index(folder)
+  if len(index.ids) != len(ids) or set(index.ids) != set(ids):
+    raise InputError(
+      f'{folder} is a BM25 index of {len(index.ids):,} passages, which differ from the '
+      f'{len(ids):,} embeddings: make it from the same corpus'
+    )
+  if fusion.bm25 is not None and fusion.bm25 != index.settings:
+    raise InputError(
+      f'the weights are of BM25 with {fusion.bm25}, the index {folder} has {index.settings}: make '
+      'it with the same'
+    )
+  return Hybrid(fusion, index.rankings)
+
+
+def build_hybrid(fusion: Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:
+  """A hybrid search of these passages."""
+  from dprjax.retrieval import bm25_index
+
+  return Hybrid(fusion, bm25_index.build(ids, texts, **(fusion.bm25 or {})).rankings)

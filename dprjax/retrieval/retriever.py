@@ -21,8 +21,8 @@ from dprjax.encoding.embeddings import Embeddings
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact, hub
 from dprjax.retrieval import best, exact, folder
-from dprjax.retrieval import hybrid as hybrids
-from dprjax.retrieval.fusion import Fusion
+from dprjax.retrieval import fusion as fusions
+from dprjax.retrieval.fusion import Fusion, Hybrid
 from dprjax.text import trec
 from dprjax.text.texts import Passage, Query, read_several, read_texts
 
@@ -80,7 +80,7 @@ class _Indexed(NamedTuple):
   rows: Float[np.ndarray, 'n H'] | Embeddings
   vectors: exact.ExactIndex
   prompt: str | None
-  hybrid: hybrids.Hybrid | None
+  hybrid: Hybrid | None
   cut: int
 
 
@@ -131,7 +131,7 @@ class Retriever:
     Raises:
       InputError: a file cannot be read, or a prompt was made for another backbone.
     """
-    fusion = hybrid if hybrid is None or isinstance(hybrid, Fusion) else hybrids.read(hybrid)
+    fusion = hybrid if hybrid is None or isinstance(hybrid, Fusion) else fusions.read_hybrid(hybrid)
     if prompt is not None or not folder.is_folder(backbone):
       name = os.path.abspath(backbone) if os.path.exists(backbone) else os.fspath(backbone)
       return cls(Encoder.load(backbone, prompt, **options), fusion, name)
@@ -224,7 +224,7 @@ class Retriever:
     with bar:
       vectors, cut = self._encode(texts, 'passage', prompt, lambda done: bar.update(done - bar.n))
     ids = [passage.id for passage in passages]
-    fused = None if self._fusion is None else hybrids.build(self._fusion, ids, texts)
+    fused = None if self._fusion is None else fusions.build_hybrid(self._fusion, ids, texts)
     self._search_in(vectors, ids, texts, prompt, fused, cut)
 
   def _search_in(
@@ -233,7 +233,7 @@ class Retriever:
     ids: list[str],
     texts: list[str],
     prompt: str | None,
-    fused: hybrids.Hybrid | None,
+    fused: Hybrid | None,
     cut: int,
   ) -> None:
     devices = list(self.encoder.mesh.devices.flat)
