@@ -56,9 +56,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
   if name not in _HOMES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  from dprjax.base import guest
+  from dprjax.base import progress
 
-  with guest.quiet():
+  with progress.quiet():
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from etils import epath
 
 from dprjax.api import inputs, worker
-from dprjax.base import files, given, provenance, reading, stamps, tables
+from dprjax.base import files, given, provenance, reading, tables
 from dprjax.base.errors import InputError
 from dprjax.models import artifact, hub
 from dprjax.retrieval import choosing, figures
@@ -436,4 +436,4 @@ def _state_of(data: files.PathLike | None) -> list[Any]:
     return []
   path = epath.Path(data)
   paths = sorted(files.below(path), key=str) if path.is_dir() else [path]
-  return [[str(one), *stamps.identity(one)[1:3]] for one in paths]
+  return [[str(one), *provenance.identity(one)[1:3]] for one in paths]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dprjax.base import guest, progress, stopping
+from dprjax.base import progress, stopping
 
 T = TypeVar('T')
 
@@ -53,7 +53,7 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
   drawer = threading.Thread(
     target=contextvars.copy_context().run, args=(_draw, shown, ended), name='dprjax-bar'
   )
-  with guest.quiet(), progress.watched(shown.note) if shown else contextlib.nullcontext():
+  with progress.quiet(), progress.watched(shown.note) if shown else contextlib.nullcontext():
     while not ended.is_set():
       try:
         if thread.ident is None:

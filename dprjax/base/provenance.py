@@ -2,11 +2,14 @@
 
 A kept folder has a JSON file (`write`) with its inputs and the SHA-256 of every file and of the
 record itself; `kept` compares it with the present inputs. A mark names the kind of a folder that
-dprjax made. `base.stamps` has the files that are only read.
+dprjax made. A stamp tells whether a file that is only read has changed since.
 """
 
+import functools
 import hashlib
 import json
+import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +21,8 @@ from dprjax.base.files import PathLike
 
 MARK = 'dprjax.json'
 _OWN_SUM = 'own_sha256'
+# A file read so soon after a change may change again within the second that mtime resolves.
+_RACY_S = 2
 
 
 def write_mark(folder: PathLike, format: str, **more: Any) -> None:
@@ -100,3 +105,63 @@ def digest(value: Any) -> str:
 
 def _again(folder: epath.Path) -> str:
   return f'remove {folder} to make it again'
+
+
+def stamp(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
+  """Name, size, time and SHA-256 of every file, by role."""
+  stamps = {}
+  for role, path in sources.items():
+    stat = path.stat()
+    stamps[role] = {
+      'name': path.name,
+      'bytes': stat.length,
+      'mtime': stat.mtime,
+      'read': int(time.time()),
+      'sha256': _sha256(path),
+    }
+  return stamps
+
+
+def identity(path: epath.Path) -> tuple[int, ...]:
+  """Changes with the content of a file, without reading it."""
+  if files.is_remote(path):
+    stat = path.stat()
+    return stat.length, int(stat.mtime)
+  found = os.stat(path)
+  return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _sha256(path: epath.Path) -> str:
+  """SHA-256 of a file, read once in a process."""
+  if files.is_remote(path) or os.stat(path).st_mtime > time.time() - _RACY_S:
+    return files.sha256_file(path)  # it may change within the same second
+  return _known_sha256(str(path), *identity(path))
+
+
+@functools.lru_cache(maxsize=256)
+def _known_sha256(path: str, *_: int) -> str:
+  return files.sha256_file(path)
+
+
+def changes(stamps: Mapping[str, Any], sources: Mapping[str, epath.Path]) -> list[str]:
+  """The roles of files that changed since they were stamped.
+
+  If only times differ, the SHA-256 decides.
+  """
+
+  def same(file: epath.Path, stamped: Any) -> bool:
+    if not isinstance(stamped, dict) or not file.exists():
+      return False
+    stat = file.stat()
+    if stat.length != stamped.get('bytes'):
+      return False
+    read = stamped.get('read')
+    if stat.mtime == stamped.get('mtime') and isinstance(read, int) and stat.mtime < read - _RACY_S:
+      return True
+    return _sha256(file) == stamped.get('sha256')
+
+  return [
+    role
+    for role in dict(stamps) | dict(sources)
+    if role not in stamps or role not in sources or not same(sources[role], stamps[role])
+  ]

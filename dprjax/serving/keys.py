@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 import msgspec
 from etils import epath
 
-from dprjax.base import reading, stamps
+from dprjax.base import provenance, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.serving.turns import Tenant
@@ -92,7 +92,7 @@ class Keys:
     return self._grants.get(hashlib.sha256(key.strip().encode()).digest())
 
   def _look(self) -> tuple[int, ...]:
-    return stamps.identity(self._path) if self._path.exists() else ()
+    return provenance.identity(self._path) if self._path.exists() else ()
 
   def _refresh(self) -> None:
     """Reads the file again if it changed. A file that cannot be used changes nothing."""

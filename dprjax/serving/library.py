@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from dprjax.base import stamps
+from dprjax.base import provenance
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.encoding.text_encoder import BankEntry, check_length, check_prefix
@@ -277,7 +277,7 @@ class Library:
   def _identity(self, name: str) -> _Identity:
     """Changes with the content of a file. Raises UnknownPrompt; OSError if the folder is gone."""
     try:
-      return stamps.identity(self._path(name))
+      return provenance.identity(self._path(name))
     except (FileNotFoundError, NotADirectoryError):
       if not self.folder.is_dir():
         raise OSError(errno.ENOENT, 'the folder of prompts is not there') from None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import arrays, files, outputs, provenance, stamps
+from dprjax.base import arrays, files, outputs, provenance
 from dprjax.base.counts import ReadReport
 from dprjax.base.errors import InputError
 
@@ -72,7 +72,7 @@ def build_once(
     raise InputError(f'{folder} is neither empty nor a token cache; name another directory')
   with outputs.hold(folder.parent / f'.{folder.name}{outputs.LOCK}', f'the token cache {folder}'):
     files.clear(folder)
-    stamped = stamps.of(sources)
+    stamped = provenance.stamp(sources)
     with files.atomic_path(folder) as aside:
       built = build(aside)
       arrays.write_arrays(aside / 'lengths.npz', built.lengths)
@@ -102,4 +102,4 @@ def _changed(
     return [f'{name}.json']
   old = written['settings']
   changed = [key for key in old | settings if old.get(key, old) != settings.get(key, settings)]
-  return changed or stamps.changes(written['files'], sources)
+  return changed or provenance.changes(written['files'], sources)

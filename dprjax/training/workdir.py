@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from etils import epath
 
-from dprjax.base import files, outputs, provenance, reading, repository, stamps
+from dprjax.base import files, outputs, provenance, reading, repository
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.text import seen
@@ -228,14 +228,14 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
   """Records the input files of a training, or compares them once there is a checkpoint."""
   before = provenance.read_mark(workdir).get('inputs')
   if not _has_checkpoint(workdir):
-    if before is None or stamps.changes(before, sources):
+    if before is None or provenance.changes(before, sources):
       for path in (*(workdir / name for name in MEASURED), *workdir.glob(_QUERIES)):
         path.unlink(missing_ok=True)  # made from other files
-      provenance.write_mark(workdir, TRAINING, inputs=stamps.of(sources))
+      provenance.write_mark(workdir, TRAINING, inputs=provenance.stamp(sources))
     return
   if not isinstance(before, dict):
     return
-  for role in stamps.changes(before, sources):
+  for role in provenance.changes(before, sources):
     if role in sources and role in before:
       what = f'{role} file {sources[role]} differs from the one'
     else:

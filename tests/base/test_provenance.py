@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from etils import epath
 
@@ -57,3 +59,14 @@ def test_a_record_cannot_have_another_file_read(folder, tmp_path, name):
   files.write_json(folder / 'about.json', record | {'own_sha256': provenance.digest(record)})
   with refused(folder):
     kept(folder)
+
+
+def test_files_are_known_by_size_time_and_content(tmp_path):
+  path = epath.Path(tmp_path) / 'a'
+  path.write_text('one')
+  before = provenance.stamp({'text': path})
+  assert provenance.changes(before, {'text': path}) == []
+  os.utime(path)  # touched
+  assert provenance.changes(before, {'text': path}) == []
+  path.write_text('two')
+  assert provenance.changes(before, {'text': path, 'more': path}) == ['text', 'more']

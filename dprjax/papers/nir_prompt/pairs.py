@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from dprjax.base import files, hashes, stamps
+from dprjax.base import files, hashes, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.retrieval import measures
@@ -72,7 +72,7 @@ def locate(source: PairSource) -> epath.Path:
 
 def read_pairs(source: PairSource) -> list[Pair]:
   path = locate(source)
-  pairs = _read_file(path, stamps.identity(path))
+  pairs = _read_file(path, provenance.identity(path))
   fraction, seed = source.hold_out or (0.0, 0)
   names = [f'{pair.first}\t{pair.second}' for pair in pairs]
   chosen = list(range(len(pairs)))
