@@ -17,44 +17,36 @@ folders:
 shortens the vectors. docs/smaller.md lists the losses.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from dprjax.base import cli, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.encoding import codes, manifest
-from dprjax.text import inputs as inputs_of
-from dprjax.text.texts import Text, Texts
+from dprjax.text import inputs
 from dprjax.text.vector_spec import SIDES
 
-if TYPE_CHECKING:
-  from dprjax.encoding.text_encoder import Encoder
 
-_CHECKED = 1000  # texts checked for words of the topics
-
-
-def _topic(text: str) -> str:
-  return text if text == 'infer' else str(flags.whole(0, 1000)(text))
+def _topic(text: str) -> int | None:
+  return None if text == 'infer' else flags.whole(0, 1000)(text)
 
 
-def _part(text: str) -> str:
+def _part(text: str) -> tuple[int, int]:
   number, slash, count = text.partition('/')
   parts = flags.whole(1, 10**6)(count if slash else '')
-  return f'{flags.whole(0, parts - 1)(number)}/{parts}'
+  return flags.whole(0, parts - 1)(number), parts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   backbone: str = flags.backbone()
   prompt: str | None = flag('a prompt.npz of the backbone, or USER/NAME[@COMMIT] on the hub', None)
-  topic: str = flag(
-    'with a topic prompt: infer the topic of each text from its words, or one topic for all texts',
-    'infer',
+  topic: int | None = flag(
+    'with a topic prompt: infer the topic of each text from its words (default), or one topic for '
+    'all texts',
+    None,
     read=_topic,
     metavar='infer|NUMBER',
   )
@@ -85,7 +77,7 @@ class Flags:
     'texts for measuring the ranges of int8 and binary codes', 1024, most=10**7, metavar='TEXTS'
   )
   shard_rows: int = flag('vectors a file; an interruption loses one file', 20_000, most=2**31 - 1)
-  part: str | None = flag(
+  part: tuple[int, int] | None = flag(
     'only this part of the texts, from 0/N to N-1/N, for job arrays, each with its own --out',
     None,
     read=_part,
@@ -100,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: Flags) -> None:
   # Before loading the backbone, which takes long.
-  inputs_of.check_again([args.input], args.side, '--input')
+  inputs.check_again([args.input], args.side, '--input')
   if args.qrels and args.side != 'query':
     raise InputError('--qrels selects queries: it needs --side=query')
   if args.precision in codes.LEVELS and args.side == 'query':
@@ -109,10 +101,9 @@ def _command(args: Flags) -> None:
     )
   import jax
 
-  inputs = flags.paths(args, 'backbone', 'prompt', 'input', 'qrels')
   with outputs.claim_folder(
     args.out,
-    inputs,
+    flags.paths(args, 'backbone', 'prompt', 'input', 'qrels'),
     what='embeddings',
     ours=manifest.is_embeddings,
     grows=True,
@@ -138,61 +129,19 @@ def _encode(args: Flags) -> None:
     dimensions=args.dimensions,
     **limit,
   )
-  if args.precision == 'float16' and not encoder.entry().spec.normalize:
-    raise InputError(
-      '--precision=float16 needs --normalize=true: other values can exceed its range'
-    )
-  judged = None
-  if args.qrels:
-    from dprjax.text.qrels import read_qrels
-
-    judged = read_qrels(args.qrels)
-  texts: Iterable[Text] = Texts(args.input, args.side, judged, columns=args.column)
-  if judged is not None and not any(True for _ in texts):
-    raise InputError(f'{args.input}: none of its queries is judged in {args.qrels}')
-  if args.part is not None:
-    texts = _part_of(texts, args.part, args.input)
-  folders.fill_folder(
+  folders.encode_file(
     encoder,
     args.side,
-    texts,
+    args.input,
     args.out,
-    source=args.input,
+    columns=args.column,
+    qrels=args.qrels,
+    part=args.part or (0, 1),
+    topic=args.topic,
     dtype=args.precision,
     shard_rows=args.shard_rows,
-    topic=_topic_of(encoder, args, texts),
     calibrate=args.calibrate,
   )
-
-
-class _Slice:
-  """Texts from ``start`` to ``stop``; each iteration reads them again."""
-
-  def __init__(self, texts: Iterable[Text], start: int, stop: int):
-    self._texts, self._start, self._stop = texts, start, stop
-
-  def __iter__(self) -> Iterator[Text]:
-    return itertools.islice(iter(self._texts), self._start, self._stop)
-
-
-def _part_of(texts: Iterable[Text], part: str, source: str) -> _Slice:
-  number, parts = map(int, part.split('/'))
-  total = sum(1 for _ in texts)
-  if total < parts:
-    raise InputError(f'--part={part}: {source} has only {total:,} texts')
-  return _Slice(texts, total * number // parts, total * (number + 1) // parts)
-
-
-def _topic_of(encoder: Encoder, args: Flags, texts: Iterable[Text]) -> int | None:
-  """The topic of all texts; None to infer that of each."""
-  if args.topic != 'infer':
-    encoder.check_topic(int(args.topic))
-    return int(args.topic)
-  if args.side == 'passage' and encoder.topics:
-    first = [text.text for text in itertools.islice(texts, _CHECKED)]
-    for model in encoder.topics.values():
-      model.check_shares(first, args.input)
-  return None
 
 
 if __name__ == '__main__':

@@ -8,8 +8,8 @@ import hashlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,11 +37,11 @@ from dprjax.encoding.manifest import (
 )
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.text.fields import check_unique
-from dprjax.text.texts import Text, pack
+from dprjax.text.texts import Text, Texts, pack
 
 logger = logging.getLogger('dprjax')
 
-
+_CHECKED = 1000  # texts checked for words of the topics
 # Temporary files of a killed run.
 _LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
 # White space and control characters separate the columns and lines of a run.
@@ -55,33 +55,19 @@ class Rows(NamedTuple):
   sha256: str
 
 
-class IdReader:
-  """Takes ids one by one and summarizes them as `Rows`."""
-
-  def __init__(self, source: str):
-    self._source, self._count, self._digest = source, 0, hashlib.sha256()
-
-  def add(self, id_: str) -> None:
-    """Raises InputError for an id that a TREC run cannot contain."""
-    self._count += 1
+def summary(ids: Iterable[str], source: str = 'ids') -> Rows:
+  """Raises InputError for an id that a TREC run cannot contain, or a repeated one in a list."""
+  total, sha256 = 0, hashlib.sha256()
+  for total, id_ in enumerate(ids, start=1):
     if not id_ or _BAD_IDS.search(id_):
       raise InputError(
-        f'{self._source}, row {self._count}: the id {id_!r:.80} is empty or has whitespace or '
-        'control characters'
+        f'{source}, row {total}: the id {id_!r:.80} is empty or has whitespace or control '
+        'characters'
       )
-    self._digest.update(f'{id_}\n'.encode())
-
-  def finish(self) -> Rows:
-    return Rows(self._count, self._digest.hexdigest())
-
-
-def summary(ids: Sequence[str], source: str = 'ids') -> Rows:
-  """`IdReader` of ids in memory, which must be unique."""
-  reader = IdReader(source)
-  for id_ in ids:
-    reader.add(id_)
-  check_unique(ids, source)
-  return reader.finish()
+    sha256.update(f'{id_}\n'.encode())
+  if isinstance(ids, Sequence):
+    check_unique(ids, source)
+  return Rows(total, sha256.hexdigest())
 
 
 class EmbeddingsWriter:
@@ -245,6 +231,65 @@ class EmbeddingsWriter:
       path.unlink(missing_ok=True)
 
 
+def encode_file(
+  encoder: Encoder,
+  side: str,
+  source: str,
+  out: PathLike,
+  *,
+  columns: Mapping[str, str] | None = None,
+  qrels: str | None = None,
+  part: tuple[int, int] = (0, 1),
+  topic: int | None = None,
+  **options: Any,
+) -> None:
+  """Encodes the texts of an input into a folder claimed by the caller.
+
+  Args:
+    source: a file, a pattern, a folder or ``hf:NAME``, which is read more than once.
+    columns: the names of columns by role, id, title and text.
+    qrels: judgements; of the queries, only those judged here are encoded.
+    part: (i, n) encodes part i of n equal parts of the texts.
+    topic, options: of `fill_folder`.
+  """
+  if options.get('dtype') == 'float16' and not encoder.entry().spec.normalize:
+    raise InputError(
+      '--precision=float16 needs --normalize=true: other values can exceed its range'
+    )
+  judged = None
+  if qrels is not None:
+    from dprjax.text.qrels import read_qrels
+
+    judged = read_qrels(qrels)
+  texts: Iterable[Text] = Texts(source, side, judged, columns=columns)
+  if judged is not None and not any(True for _ in texts):
+    raise InputError(f'{source}: none of its queries is judged in {qrels}')
+  number, parts = part
+  if parts > 1:
+    total = sum(1 for _ in texts)
+    if total < parts:
+      raise InputError(f'--part={number}/{parts}: {source} has only {total:,} texts')
+    texts = _Slice(texts, total * number // parts, total * (number + 1) // parts)
+  encoder.check_topic(topic)
+  if topic is None and side == 'passage' and encoder.topics:
+    first = [text.text for text in itertools.islice(texts, _CHECKED)]
+    for model in encoder.topics.values():
+      model.check_shares(first, source)
+  fill_folder(encoder, side, texts, out, source=source, topic=topic, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slice:
+  """Texts from ``start`` to ``stop``; each iteration reads them again."""
+
+  texts: Iterable[Text]
+  start: int
+  stop: int
+
+  def __iter__(self) -> Iterator[Text]:
+    return itertools.islice(iter(self.texts), self.start, self.stop)
+
+
 class _Survey(NamedTuple):
   """The summary of a first pass over all texts.
 
@@ -344,19 +389,23 @@ def fill_folder(
 
 
 def _survey(texts: Iterable[Text], source: str, shard_rows: int) -> _Survey:
-  ids, whole, part = IdReader(source), hashlib.sha256(), hashlib.blake2b(digest_size=16)
+  whole, part = hashlib.sha256(), hashlib.blake2b(digest_size=16)
   shards: list[bytes] = []
   progress = Progress('texts', task=f'reading {source}')
-  for number, text in enumerate(texts):
-    if number and not number % shard_rows:
-      shards.append(part.digest())
-      part = hashlib.blake2b(digest_size=16)
-    ids.add(text.id)
-    packed = pack(text)
-    whole.update(packed)
-    part.update(packed)
-    progress.advance()
-  rows = ids.finish()
+
+  def ids() -> Iterator[str]:
+    nonlocal part
+    for number, text in enumerate(texts):
+      if number and not number % shard_rows:
+        shards.append(part.digest())
+        part = hashlib.blake2b(digest_size=16)
+      packed = pack(text)
+      whole.update(packed)
+      part.update(packed)
+      progress.advance()
+      yield text.id
+
+  rows = summary(ids(), source)
   if isinstance(texts, Sequence):  # `Texts` checks ids itself
     check_unique([text.id for text in texts], source)
   return _Survey(rows, whole.hexdigest(), [*shards, part.digest()])

@@ -37,11 +37,12 @@ from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter, stack
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.text import seen, tokenizing, vector_spec
+from dprjax.text import tokenizing, vector_spec
 from dprjax.text.vector_spec import SIDES, VectorSpec
 
 if TYPE_CHECKING:
   from dprjax.models import artifact
+  from dprjax.text import seen
 
 logger = logging.getLogger('dprjax')
 
@@ -227,8 +228,10 @@ class Encoder:
     """The named prompt, or the only one."""
     return self.bank[self._names(name, 1)[0]]
 
-  def queries(self, name: str | None = None) -> seen.Seen:
+  def queries(self, name: str | None = None) -> 'seen.Seen':
     """Hashes of the queries used to train and select the backbone and the named prompt."""
+    from dprjax.text import seen
+
     prompt = self.entry(name).prompt
     folders = dict.fromkeys(backbone.path for backbone in self.backbones.values())
     known = [seen.read(epath.Path(folder) / seen.FILE) for folder in folders]

@@ -21,7 +21,7 @@ import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
-from dprjax.base import files, outputs, provenance, repository
+from dprjax.base import files, outputs, provenance
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
@@ -344,6 +344,8 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   folder = epath.Path(package_path(os.fspath(path_or_hub_id)))
   if folder.is_dir():
     return folder
+  from dprjax.base import repository  # not for a folder
+
   name = os.fspath(path_or_hub_id)
   reference = repository.parse(name) or repository.Reference(name)
   # No pickles, no ONNX.
