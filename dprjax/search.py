@@ -4,18 +4,12 @@
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
 
 dprjax.index fills a retriever, the folder of dprjax.export. dprjax.encode makes the two folders of
-the second command, with the same backbone and prompt. run.trec.json has
-index, settings, recall against exact search, time, backbone and prompt.
+the second command, with the same backbone and prompt. run.trec.json has settings, recall and time.
 
 ScaNN compares a query with every passage below 20,000 passages. Above, it searches as much of a
 tree as --recall needs. Without ScaNN (Linux, Python below 3.14) the search is exact. Equal scores
-are ranked by falling id, as trec_eval does.
-
---corpus may name several folders, such as from encode --part, one by one or by a pattern in quotes;
-they are searched as one.
-
-On several hosts, run the same command on each with --index=exact: every process searches a part of
-the corpus.
+are ranked by falling id, as trec_eval does. On several hosts, run the same command on each with
+--index=exact: every process searches a part of the corpus.
 
 An engine searches passages that dprjax.index stored:
 
@@ -24,57 +18,31 @@ An engine searches passages that dprjax.index stored:
         --out=run.trec
 
 A retriever with BM25 fuses both rankings; an engine searches by vectors. dprjax.fuse fuses runs.
-
---dimensions=128 compares only the first 128 numbers of vectors. --rescore=DIR orders the best
-passages by vectors of the same passages in another folder, which stay on disk.
 """
 
-import argparse
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from dprjax.base import cli, files, flags, machine, outputs
+from dprjax.base import cli, flags, machine, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
-from dprjax.retrieval import scann, searching
+from dprjax.retrieval import searching
 from dprjax.text import trec
 
-
-def _setting(text: str) -> tuple[str, float]:
-  name, value = flags.named(text)
-  try:
-    number = float(value)
-  except ValueError:
-    number = math.nan
-  if not math.isfinite(number):
-    raise argparse.ArgumentTypeError(f'expected NAME=NUMBER, not {text!r:.80}')
-  return name, int(number) if number.is_integer() else number
-
-
-def _condition(text: str) -> Any:
-  from dprjax.engines.engine import parse_condition
-
-  try:
-    return parse_condition(text)
-  except InputError as error:
-    raise argparse.ArgumentTypeError(str(error)) from None
+# Options of `searching.search`, for folders of embeddings only.
+_OPTIONS = ('index', 'index_dir', 'recall', 'dimensions', 'rescore', 'rescore_factor')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineFlags(flags.CollectionFlags):
-  where: tuple[Any, ...] = flag(
+  where: tuple[str, ...] = flag(
     'only passages whose fields match a condition: lang=en or lang=en,de or year>=2020',
     (),
-    read=_condition,
     metavar='CONDITION',
   )
   search_param: dict[str, float] = flag(
-    'search effort, such as nprobe=64; may be repeated',
-    {},
-    read=_setting,
-    metavar='NAME=NUMBER',
+    'search effort, such as nprobe=64; may be repeated', {}, metavar='NAME=NUMBER'
   )
 
 
@@ -87,7 +55,9 @@ class Flags:
     metavar='DIR',
   )
   corpus: tuple[str, ...] = flag(
-    'embeddings of the passages; several, or a pattern, for parts of a corpus', (), metavar='DIR'
+    'embeddings of the passages; several, or a pattern in quotes, for parts of a corpus',
+    (),
+    metavar='DIR',
   )
   queries: tuple[str, ...] = flag(
     'embeddings of the queries; with several for the same queries, the best score of a passage '
@@ -106,7 +76,7 @@ class Flags:
     'compare only this many leading numbers of vectors (default: all)', None, most=2**20
   )
   rescore: str | None = flag(
-    'order the best passages by these float or int8 embeddings', None, metavar='DIR'
+    'order the best passages by these float or int8 embeddings of them', None, metavar='DIR'
   )
   rescore_factor: int = flag('order this many times --k passages with --rescore', 4, most=1000)
   engine: EngineFlags = flags.group(EngineFlags, 'passages in an engine')
@@ -123,14 +93,9 @@ def _command(args: Flags) -> None:
   process, processes = jax.process_index(), jax.process_count()
   if processes > 1 and (args.index != 'exact' or args.engine.uri):
     raise InputError(f'--index={args.index} needs one process, not {processes}; use --index=exact')
-  if args.retriever is not None:
-    others = flags.given(
-      *(args, 'corpus', 'index', 'index_dir', 'recall', 'dimensions', 'rescore'),
-      'rescore_factor',
-    )
-    if others:
-      raise InputError(f'--{others[0]} does not go with --retriever')
-  args = dataclasses.replace(args, corpus=_folders(args.corpus))
+  if args.retriever is not None and (others := flags.given(args, 'corpus', *_OPTIONS)):
+    raise InputError(f'--{others[0]} does not go with --retriever')
+  args = dataclasses.replace(args, corpus=searching.find_folders(args.corpus))
   inputs = flags.paths(args, 'retriever', 'corpus', 'queries', 'rescore')
   if args.engine.uri is not None:
     from dprjax.engines.engine import address_of
@@ -140,52 +105,30 @@ def _command(args: Flags) -> None:
   with outputs.claim(args.out, inputs, also={'--index_dir': args.index_dir}, lock=not process):
     if args.index_dir:
       outputs.check_folder(args.index_dir, inputs, **searching.INDEX_FOLDER)
-    _search(args, process, processes)
+    machine.keep_programs()
+    run, report = _search(args, process, processes)
+    if process:
+      return
+    trec.write_reported(
+      args.out, run, f'dprjax-{report["index"]}', report, searching.method(report)
+    )
 
 
-def _folders(given: Sequence[str]) -> tuple[str, ...]:
-  """The folders in --corpus."""
-  found: list[str] = []
-  for one in given:
-    matching = [str(path) for path in files.matching(one)] if files.is_pattern(one) else [one]
-    if not matching:
-      raise InputError(f'--corpus={one}: no folder matches')
-    found += matching
-  return tuple(found)
-
-
-def _search(args: Flags, process: int, processes: int) -> None:
-  machine.keep_programs()
-  if args.engine.uri is None:
+def _search(args: Flags, process: int, processes: int) -> tuple[trec.Run, dict[str, Any]]:
+  uri = args.engine.uri
+  if uri is None:
     flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
-  if args.engine.uri is not None:
-    run, report = _search_engine(args.engine.uri, args)
-  elif args.retriever is not None:
+    if args.retriever is None:
+      return searching.search_folders(
+        *(args.corpus, args.queries, args.k),
+        process=process,
+        processes=processes,
+        drop_same_id=args.drop_same_id,
+        **{name: getattr(args, name) for name in _OPTIONS},
+      )
     with cli.loading():
       from dprjax.retrieval import retriever
-    run, report = retriever.search_files(
-      args.retriever, args.queries, args.k, drop_same_id=args.drop_same_id
-    )
-  else:
-    names = ('index', 'drop_same_id', 'dimensions', 'index_dir', 'recall', 'rescore')
-    run, report = searching.search_folders(
-      *(args.corpus, args.queries, args.k),
-      process=process,
-      processes=processes,
-      **{name: getattr(args, name) for name in (*names, 'rescore_factor')},
-    )
-  if process:
-    return
-  how = report.get('kind', 'exact')
-  if how == 'brute_force':
-    how = f'exact, as ScaNN compares all of fewer than {scann.BRUTE_FORCE_BELOW:,} passages'
-  else:
-    for name, value in report.get('recall', {}).items():
-      how += f', {name} {value:.4f}' if name.startswith('recall@') else ''
-  trec.write_reported(args.out, run, f'dprjax-{report["index"]}', report, how)
-
-
-def _search_engine(uri: str, args: Flags) -> tuple[trec.Run, dict[str, Any]]:
+    return retriever.search_files(args.retriever, args.queries, args.k, args.drop_same_id)
   with cli.loading():
     from dprjax.engines import searching as in_engine
 

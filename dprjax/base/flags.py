@@ -12,11 +12,13 @@
     flags, debug = parse(Flags, ['--corpus=embeddings', '--k=10'])
 
 The type decides how a flag is read: a bool is ``true`` or ``false``, an int a whole number from
-``least`` to ``most``, a float a number above 0 up to ``most``. Flags of tuples and dicts repeat.
+``least`` to ``most``, a float a number above 0 up to ``most``. Flags of tuples and dicts repeat; a
+dict has texts or numbers.
 """
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -35,8 +37,6 @@ Flags = TypeVar('Flags')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Flag:
-  """The parsing of a field, and its help."""
-
   help: str
   name: str | None = None
   metavar: str | None = None
@@ -57,9 +57,8 @@ def flag(help: str, default: Any = REQUIRED, **how: Any) -> Any:
   """A field with a flag.
 
   Args:
-    default: without a default, the flag is required.
-    read: turns a word into the value, or into an item of a tuple; may raise
-      ``argparse.ArgumentTypeError``.
+    default: without one, the flag is required.
+    read: turns a word into the value, or an item of a tuple; may raise ``ArgumentTypeError``.
     least, most: bounds of a number.
     unit: what a whole number on the command line counts, such as 2**20 for megabytes of bytes.
     split: separates values of one flag: ',' within a word, or ' ' between words.
@@ -140,8 +139,8 @@ def weight_parts() -> Any:
   )
 
 
-def batch_size(what: str = 'texts', default: int = 64) -> Any:
-  return flag(f'{what} at a time over all devices, at most', default, most=2**16)
+def batch_size(what: str = 'texts') -> Any:
+  return flag(f'{what} at a time over all devices, at most', 64, most=2**16)
 
 
 def texts_file(fields: str, several: bool = False, **how: Any) -> Any:
@@ -167,7 +166,6 @@ def columns(roles: str) -> Any:
   return flag(
     f'the name of a column, if it differs from the usual names, for {roles}; may be repeated',
     {},
-    read=named,
     metavar='ROLE=NAME',
   )
 
@@ -237,8 +235,6 @@ def boolean(text: str) -> bool:
 
 
 def whole(least: int = 1, most: float = 10**18) -> Callable[[str], int]:
-  """A whole number from ``least`` to ``most``."""
-
   def read(text: str) -> int:
     # Python refuses to parse thousands of digits.
     value = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
@@ -251,7 +247,7 @@ def whole(least: int = 1, most: float = 10**18) -> Callable[[str], int]:
 
 
 def number(most: float) -> Callable[[str], float]:
-  """A number above 0 and up to ``most``."""
+  """A number above 0."""
 
   def read(text: str) -> float:
     try:
@@ -270,6 +266,17 @@ def named(text: str) -> tuple[str, str]:
   if not (name and equals and value):
     raise argparse.ArgumentTypeError(f'expected NAME=VALUE, not {text!r}')
   return name, value
+
+
+def _setting(text: str) -> tuple[str, float]:
+  name, value = named(text)
+  try:
+    number = float(value)
+  except ValueError:
+    number = math.nan
+  if not math.isfinite(number):
+    raise argparse.ArgumentTypeError(f'expected NAME=NUMBER, not {text!r:.80}')
+  return name, int(number) if number.is_integer() else number
 
 
 def maybe_named(text: str) -> tuple[str, str]:
@@ -292,8 +299,6 @@ class _Strict(_Parser):
 
 
 class _Names(argparse.Action):
-  """Collects ``NAME=VALUE`` in a dict."""
-
   def __call__(self, parser: Any, found: Any, pair: Any, option_string: str | None = None) -> None:
     name, value = pair
     if name in vars(found).setdefault(self.dest, {}):
@@ -302,7 +307,11 @@ class _Names(argparse.Action):
 
 
 def parse(
-  kind: type[Flags], argv: Sequence[str] | None = None, prog: str | None = None, text: str = ''
+  kind: type[Flags],
+  argv: Sequence[str] | None = None,
+  prog: str | None = None,
+  text: str = '',
+  parser_of: type[_Parser] = _Parser,
 ) -> tuple[Flags, bool]:
   """Reads a command line; ends the process if it is invalid.
 
@@ -312,42 +321,6 @@ def parse(
   Returns:
     The flags, and whether ``--traceback`` was given.
   """
-  return _parse(_Parser, kind, argv, prog, text)
-
-
-def of(kind: type[Flags], **values: Any) -> Flags:
-  """Makes flags in a program, with the checks of a command line.
-
-  Args:
-    values: by name; a list for a flag that repeats or takes several words.
-  """
-  fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-  words = []
-  for name, value in values.items():
-    how = fields[name].metadata.get('flag') if name in fields else None
-    if how is None:
-      raise InputError(f'{name}: there is no such option; options are {", ".join(fields)}')
-    if value is None:
-      continue
-    flag = f'--{how.name or name}'
-    if how.switch:
-      words += [flag] * bool(value)
-      continue
-    several = list(value) if isinstance(value, list | tuple | set) else [value]
-    shown = [str(one).lower() if isinstance(one, bool) else str(one) for one in several]
-    if how.split == ',':
-      shown = [','.join(shown)]
-    words += [f'{flag}={one}' for one in shown]
-  return _parse(_Strict, kind, words)[0]
-
-
-def _parse(
-  parser_of: type['_Parser'],
-  kind: type[Flags],
-  argv: Sequence[str] | None = None,
-  prog: str | None = None,
-  text: str = '',
-) -> tuple[Flags, bool]:
   parser = parser_of(
     prog=prog,
     description=text,
@@ -368,6 +341,31 @@ def _parse(
       words, experiment[field.name] = split_config(words)
   found = vars(parser.parse_args(words)) | experiment
   return _make(kind, found), found.get('traceback', False)
+
+
+def of(kind: type[Flags], **values: Any) -> Flags:
+  """Makes flags in a program, with the checks of a command line.
+
+  A list is for a flag that repeats or takes several words.
+  """
+  fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+  words = []
+  for name, value in values.items():
+    how = fields[name].metadata.get('flag') if name in fields else None
+    if how is None:
+      raise InputError(f'{name}: there is no such option; options are {", ".join(fields)}')
+    if value is None:
+      continue
+    flag = f'--{how.name or name}'
+    if how.switch:
+      words += [flag] * bool(value)
+      continue
+    several = list(value) if isinstance(value, list | tuple | set) else [value]
+    shown = [str(one).lower() if isinstance(one, bool) else str(one) for one in several]
+    if how.split == ',':
+      shown = [','.join(shown)]
+    words += [f'{flag}={one}' for one in shown]
+  return parse(kind, words, parser_of=_Strict)[0]
 
 
 def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -432,7 +430,7 @@ def _action(kind: Any, field: Any, how: _Flag) -> dict[str, Any]:
   if how.choices:
     words['choices'] = how.choices
   if typing.get_origin(kind) is dict:
-    return words | {'action': _Names, 'type': how.read or named}
+    return words | {'action': _Names, 'type': _setting if float in typing.get_args(kind) else named}
   item = kind
   if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is ...:
     item = typing.get_args(kind)[0]

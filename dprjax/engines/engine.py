@@ -300,8 +300,8 @@ def parse_condition(text: str) -> Condition:
 
 def _error(text: str) -> InputError:
   return InputError(
-    f'{text!r:.80}: expected a condition on a field of the texts such as lang=en, lang=en,de or, '
-    'for numbers, year>=2020'
+    f'--where={text!r:.80}: expected a condition on a field of the texts such as lang=en, '
+    'lang=en,de or, for numbers, year>=2020'
   )
 
 

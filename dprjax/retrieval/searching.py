@@ -3,13 +3,13 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from dprjax.base import cli, outputs
+from dprjax.base import cli, files, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.encoding import codes, embeddings, manifest
@@ -23,6 +23,17 @@ INDEX_FOLDER: Any = {'what': 'a ScaNN index', 'ours': scann.is_index, 'flag': '-
 _CUTS = (10, 100, 1000)  # recall is also reported here
 _SAMPLED = 200  # queries on which recall is measured
 _GATHERED = 4096  # queries gathered from all processes at a time
+
+
+def find_folders(names: Sequence[str]) -> tuple[str, ...]:
+  """The folders that names and patterns such as ``corpus-*`` mean."""
+  found: list[str] = []
+  for name in names:
+    matching = [str(path) for path in files.matching(name)] if files.is_pattern(name) else [name]
+    if not matching:
+      raise InputError(f'--corpus={name}: no folder matches')
+    found += matching
+  return tuple(found)
 
 
 def search_folders(
@@ -150,6 +161,15 @@ def search(
     'corpus_manifest_sha256': corpus.sha256,
     'queries_manifest_sha256': '+'.join(each.sha256 for each in several),
   }
+
+
+def method(report: Mapping[str, Any]) -> str:
+  """How a search was done, in a few words."""
+  kind = report.get('kind', 'exact')
+  if kind == 'brute_force':
+    return f'exact, as ScaNN compares all of fewer than {scann.BRUTE_FORCE_BELOW:,} passages'
+  recalls = (one for one in report.get('recall', {}).items() if one[0].startswith('recall@'))
+  return ', '.join([kind, *(f'{name} {value:.4f}' for name, value in recalls)])
 
 
 def _check_rescore(
