@@ -55,7 +55,6 @@ def _sentence(path: pathlib.Path) -> str:
 
 
 def usage() -> str:
-  """The output of ``dprjax --help``."""
   known = {name.replace('_', ' '): sentence for name, sentence in commands().items()}
   width = max(map(len, known))
   lines = [
@@ -87,7 +86,6 @@ def usage() -> str:
 
 
 def versions() -> str:
-  """The output of ``dprjax --version``, with the versions needed in bug reports."""
   beside = [f'Python {platform.python_version()}']
   for name in _BESIDE:
     try:

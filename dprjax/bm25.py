@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from dprjax.base import cli, flags, outputs
@@ -110,10 +109,6 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   inputs = flags.paths(args, 'corpus', 'queries', 'qrels')
   with outputs.claim(args.out, inputs, also={'--index_dir': args.index_dir}):
@@ -122,6 +117,8 @@ def _command(args: Flags) -> None:
     run, report = _search(args)
     trec.write_reported(args.out, run, 'dprjax-bm25', report)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   # Importing bm25s starts JAX, which must not take the accelerator from another process.

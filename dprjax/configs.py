@@ -17,11 +17,11 @@ import re
 import shutil
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from etils import epath
 
-from dprjax.base import cli, files
+from dprjax.base import cli, files, flags
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.training import config as configs
@@ -38,11 +38,7 @@ _OPTION = re.compile(r'c\.([\w.]+) = ([^#]*?)(?:  # (.*))?')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   options: str | None = flag('list the options of a config', None, const='', metavar='WORD')
-  copy: str | None = flag('folder for copies of the files', None, metavar='DIR')
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
+  copy: str | None = flags.folder('folder for copies of the files')
 
 
 def _command(args: Flags) -> None:
@@ -123,6 +119,8 @@ def _copy(to: str) -> None:
       )
     print(folder / name)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

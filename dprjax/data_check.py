@@ -8,7 +8,6 @@ answers. Each with three samples. DATA is a value of --config.data.dir, except h
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from dprjax.base import cli, flags
 from dprjax.base.flags import flag
@@ -21,10 +20,6 @@ class Flags:
   split: tuple[str, ...] = flag('splits to check (default: all); may be repeated', ())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   with cli.loading():
     from dprjax.text import checks
@@ -35,6 +30,8 @@ def _command(args: Flags) -> None:
       print(f'  {finding}')
     print(flush=True)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

@@ -9,7 +9,6 @@ suits data where most documents answer many queries. The last line names the rul
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 
 from dprjax.base import cli, flags, outputs
 from dprjax.base.counts import counted
@@ -34,10 +33,6 @@ class Flags:
   seed: int = flag('of the random choice', 0, least=0)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   with outputs.claim(args.out, {'DATA': args.data}, endings=('',)):
     dataset = sources.load_dataset(
@@ -55,6 +50,8 @@ def _command(args: Flags) -> None:
     ': no document answers queries of both' if split.by == 'document' else '',
   )
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

@@ -18,7 +18,6 @@ shortens the vectors. docs/smaller.md lists the losses.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from dprjax.base import cli, flags, machine, outputs
@@ -53,7 +52,7 @@ class Flags:
   side: str = flag('of the texts', choices=SIDES)
   input: str = flags.texts_file('_id, title and text')
   column: dict[str, str] = flags.columns('id, title or text')
-  qrels: str | None = flag('with --side=query: only the queries judged here', None, metavar='FILE')
+  qrels: str | None = flags.file('with --side=query: only the queries judged here')
   out: str = flag('the folder of embeddings', metavar='DIR')
   pooling: str | None = flag(
     'cls, mean, lasttoken, ... (default: that of the prompt or backbone)', None, metavar='NAME'
@@ -84,10 +83,6 @@ class Flags:
     metavar='I/N',
   )
   job: flags.Job = flags.job()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
 
 
 def _command(args: Flags) -> None:
@@ -143,6 +138,8 @@ def _encode(args: Flags) -> None:
     calibrate=args.calibrate,
   )
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

@@ -8,11 +8,8 @@ as trec_eval does. Several runs make one table:
     python -m dprjax.evaluate --run=frozen=a.trec --run=best=b.trec --qrels=qrels/test.tsv
 
 Measures have their names in ir_measures, or those of trec_eval (ndcg_cut_10, recip_rank). nAP@k is
-average precision over min(k, R) for R relevant documents, as in sentence-transformers and
-Topic-DPR.
-
-Answer@k is the top-k accuracy of DPR for open-domain question answering. The id of a question is
-its id, _id or query_id, or its place in the file, from 1:
+average precision over min(k, R) for R relevant documents. Answer@k is the top-k accuracy of DPR;
+the id of a question is its id, _id or query_id, or its place in the file, from 1:
 
     python -m dprjax.evaluate --run=nq.trec --answers=nq-test.qas.csv --corpus=psgs_w100.tsv \\
         --out=metrics.json
@@ -22,7 +19,7 @@ metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}},
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from etils import epath
 
@@ -30,20 +27,14 @@ from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.flags import flag
 from dprjax.retrieval import evaluation, measures
-from dprjax.text import seen, trec
+from dprjax.text import trec
 from dprjax.text.qrels import read_qrels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  run: tuple[tuple[str, str], ...] = flag(
-    'a TREC run; with NAME= in a table of several',
-    read=flags.maybe_named,
-    metavar='[NAME=]run.trec',
-  )
-  qrels: str | None = flag(
-    'judgements: a BEIR tsv, or the columns of TREC and MS MARCO', None, metavar='FILE'
-  )
+  run: tuple[tuple[str, str], ...] = flags.runs('a TREC run; with NAME= in a table of several')
+  qrels: str | None = flags.file('judgements: a BEIR tsv, or the columns of TREC and MS MARCO')
   measure: tuple[str, ...] = flag(
     'names in ir_measures, one or several; may be repeated',
     measures.DEFAULT_MEASURES,
@@ -54,23 +45,17 @@ class Flags:
     'file for the metrics of one run, which are also printed', None, metavar='metrics.json'
   )
   drop_same_id: bool = flags.drop_same_id('is left out')
-  answers: str | None = flag(
-    'answers to questions: DPR json or csv, or jsonl with id and answers', None, metavar='FILE'
+  answers: str | None = flags.file(
+    'answers to questions: DPR json or csv, or jsonl with id and answers'
   )
-  corpus: str | None = flag(
-    'passages (BEIR jsonl or DPR tsv), to look up answers and ids of judged documents',
-    None,
-    metavar='FILE',
-  )
-  retriever: str | None = flag(
-    'a folder of dprjax.export, in place of --backbone and --prompt', None, metavar='DIR'
+  corpus: str | None = flags.file('passages, to look up answers and ids of judged documents')
+  retriever: str | None = flags.folder(
+    'a folder of dprjax.export, in place of --backbone and --prompt'
   )
   backbone: str | None = flags.backbone(None, ', for --queries')
   prompt: str | None = flag('of --backbone, for --queries', None, metavar='prompt.npz')
-  queries: str | None = flag(
-    'texts of the queries, to count those that --backbone and --prompt were trained on',
-    None,
-    metavar='FILE',
+  queries: str | None = flags.file(
+    'texts of the queries, to count those that the model was trained on'
   )
   answer_k: tuple[int, ...] = flag(
     'numbers of passages to search for an answer', evaluation.DEPTHS, split=' '
@@ -82,17 +67,11 @@ class Flags:
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   if args.retriever is not None:
     flags.refuse(args, ('backbone', 'prompt'), 'queries, without --retriever')
   if bool(args.queries) != bool(args.backbone or args.prompt or args.retriever):
-    raise InputError(
-      '--queries goes with --retriever, --prompt or --backbone, the model that searched'
-    )
+    raise InputError('--queries goes with the model: --retriever, --prompt or --backbone')
   if not args.qrels and not args.answers:
     raise InputError('nothing to measure; give --qrels, or --answers and --corpus')
   if args.answers and args.corpus is None:
@@ -104,8 +83,8 @@ def _command(args: Flags) -> None:
   if len(runs) > 1 and args.out:
     raise InputError(f'--out={args.out} takes the metrics of one run')
   inputs = {'--run': paths, **flags.paths(args, 'qrels', 'answers', 'corpus', 'queries')}
-  pipes = [path for path in (*paths, args.qrels, args.answers, args.corpus, args.queries) if path]
-  pipes = [path for path in pipes if files.is_special(path)]
+  read = (*paths, args.qrels, args.answers, args.corpus, args.queries)
+  pipes = [path for path in read if path and files.is_special(path)]
   if len({*pipes}) < len(pipes):
     raise InputError(f'{pipes[0]} is a pipe and can be read only once; write it to a file first')
   with outputs.claim(args.out, inputs, endings=('',)):
@@ -113,11 +92,12 @@ def _command(args: Flags) -> None:
 
 
 def _measure(args: Flags, runs: Mapping[str, str]) -> None:
-  # Small files first, so that their mistakes show before a large run is read.
+  # Small inputs first, before a large run is read.
   measures.parse_measures(args.measure)
   judged = read_qrels(args.qrels) if args.qrels else None
   questions = evaluation.read_answers(args.answers) if args.answers else None
-  known = _seen(args) if args.queries else None
+  model = (args.backbone, args.prompt, args.retriever)
+  known = evaluation.queries_of_model(*model) if args.queries else None
   rows = []
   for name, path in runs.items():
     metrics = evaluation.evaluate(
@@ -142,24 +122,6 @@ def _measure(args: Flags, runs: Mapping[str, str]) -> None:
   cli.print_table(['run', *values, 'queries'], rows)
 
 
-def _seen(args: Flags) -> seen.Seen:
-  """The queries that the model was trained on or chosen by."""
-  known: list[seen.Seen] = []
-  backbone, prompt = args.backbone, args.prompt
-  if args.retriever:
-    from dprjax.retrieval import folder  # imports JAX
-
-    parts = folder.read(args.retriever)
-    backbone, prompt = parts.backbone, parts.prompt
-  if backbone:
-    known.append(seen.read(epath.Path(backbone) / seen.FILE))
-  if prompt:
-    from dprjax.models import artifact  # imports JAX
-
-    known.append(artifact.load_prompt(prompt).queries)
-  return seen.join(*known)
-
-
 def _shown(args: Flags) -> str:
   """The command for a model card, with only the names of files, since folders are private."""
   words = ['python -m dprjax.evaluate', f'--run={epath.Path(args.run[0][1]).name}']
@@ -172,6 +134,8 @@ def _shown(args: Flags) -> str:
     words.append('--drop_same_id=true')
   return ' '.join(words)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

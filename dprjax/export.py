@@ -16,7 +16,6 @@ model card:
 import argparse
 import dataclasses
 import re
-from collections.abc import Sequence
 
 from dprjax.base import cli, flags, repository
 from dprjax.base.flags import flag
@@ -78,10 +77,6 @@ class Flags:
   name: str | None = flag('the repository of the card on the hub', None, metavar='USER/NAME')
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   if not args.card:
     flags.refuse(args, ('license', 'metrics', 'name'), 'card=true')
@@ -100,6 +95,8 @@ def _command(args: Flags) -> None:
   else:
     exporting.convert(args.source or '', args.out, args.backbone, options)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

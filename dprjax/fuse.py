@@ -13,10 +13,7 @@ them, like `Retriever.load(hybrid=)`. A document missing in a run has the value 
 
 import dataclasses
 import logging
-import os
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dprjax.base import cli, files, flags, outputs
 from dprjax.base.errors import InputError
@@ -24,7 +21,6 @@ from dprjax.base.flags import flag
 from dprjax.engines.engine import ENGINES
 from dprjax.retrieval import fusing, fusion
 from dprjax.text import trec
-from dprjax.text.qrels import read_qrels
 
 logger = logging.getLogger('dprjax')
 
@@ -36,12 +32,10 @@ _OF_TAGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  run: tuple[tuple[str, str], ...] = flag(
-    'a TREC run; NAME is bm25 or dense for runs of dprjax, else the tag of the run',
-    read=flags.maybe_named,
-    metavar='[NAME=]run.trec',
+  run: tuple[tuple[str, str], ...] = flags.runs(
+    'a TREC run; NAME is bm25 or dense for runs of dprjax, else the tag of the run'
   )
-  out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
+  out: str = flags.run_out()
   method: str = flag(
     'rrf adds reciprocal ranks, the others add scores normalised for each query; learned is '
     'zscore with weights learnt on --qrels',
@@ -53,23 +47,16 @@ class Flags:
     None,
     metavar='N,N,...|FILE',
   )
-  weights_out: str | None = flag(
-    'file for method and weights (default with --method=learned: run.trec.fusion.json)',
-    None,
-    metavar='FILE',
+  weights_out: str | None = flags.file(
+    'file for method and weights (default with --method=learned: run.trec.fusion.json)'
   )
-  qrels: str | None = flag('with --method=learned: judged queries', None, metavar='FILE')
+  qrels: str | None = flags.file('with --method=learned: judged queries')
   depth: int = flag('how many documents of each run and query count', fusion.DEPTH, most=10**6)
   k: int = flag('passages a query', 1000, most=10**6)
   rrf_k: int = flag('the constant of rrf', fusion.RRF_K, most=10**6)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, fuse, argv)
-
-
-def fuse(args: Flags) -> None:
-  """Fuses runs, and writes a run and its report."""
+def _command(args: Flags) -> None:
   stored = args.weights if args.weights and args.weights.endswith('.json') else None
   if stored:
     for name in flags.given(args, 'method', 'qrels', 'depth', 'rrf_k', 'weights_out'):
@@ -86,24 +73,22 @@ def fuse(args: Flags) -> None:
     endings.append('.fusion.json')
     kept = f'{files.resolved(args.out)}{endings[-1]}'
   with outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}):
-    paths = dict(zip(fusing.names(args.run, _OF_TAGS), (path for _, path in args.run), strict=True))
-    read = {name: trec.read_run(path).rankings() for name, path in paths.items()}
-    how, learnt = fusing.choose(
-      read,
+    names = fusing.names(args.run, _OF_TAGS)
+    run, report, how, learnt = fusing.fuse_files(
+      dict(zip(names, (path for _, path in args.run), strict=True)),
+      args.k,
+      qrels=args.qrels,
       method=args.method,
-      weights=stored or _numbers(args.weights, list(paths)),
-      judged=None if args.qrels is None else read_qrels(args.qrels),
+      weights=stored or _numbers(args.weights, names),
       depth=args.depth,
       rrf_k=args.rrf_k,
-      files=paths,
     )
-    about = {}
     if learnt is not None:
       cli.print_table(['', fusion.MEASURE], learnt.rows)
       logger.info('%s', learnt.verdict)
-      about = {'learnt': learnt.about()}
-    _write(args, read, how, paths, about)
+    trec.write_reported(args.out, run, 'dprjax-fuse', report)
     if kept is not None:
+      about = {'learnt': report['learnt']} if learnt is not None else {}
       fusion.write(kept, how, **about)
       logger.info('%s: method and weights', kept)
 
@@ -120,36 +105,7 @@ def _numbers(weights: str | None, names: Sequence[str]) -> dict[str, float] | No
     ) from None
 
 
-def _write(
-  args: Flags,
-  read: fusing.Runs,
-  how: fusion.Fusion,
-  paths: Mapping[str, str],
-  about: Mapping[str, Any],
-) -> None:
-  """Writes the run and its report."""
-  started = time.perf_counter()
-  fused = dict(fusing.fuse(read, how, args.k, paths))
-  seconds = time.perf_counter() - started
-  report = {
-    'index': 'fusion',
-    'method': how.method,
-    'weights': dict(how.weights),
-    'depth': how.depth,
-    **({'rrf_k': how.rrf_k} if how.method == 'rrf' else {}),
-    'k': args.k,
-    'queries': len(fused),
-    'runs': {
-      name: {'name': os.path.basename(path), 'sha256': files.sha256_file(path)}
-      for name, path in paths.items()
-    },
-    **about,
-    'seconds': seconds,
-    'queries_per_second': len(fused) / seconds,
-  }
-  run = trec.run_from_rankings(list(fused), list(fused.values()))
-  trec.write_reported(args.out, run, 'dprjax-fuse', report)
-
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

@@ -19,8 +19,6 @@ read the collection and for `search --where`.
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 from etils import epath
 
@@ -52,18 +50,12 @@ class Flags(flags.CollectionFlags):
     metavar='DIR',
     either='action',
   )
-  input: str | None = flag('with --retriever: passages, as for dprjax.encode', None, metavar='FILE')
+  input: str | None = flags.file('with --retriever: passages, as for dprjax.encode')
   index_type: str = flag('of a new collection, by its name in docs/engines.md', 'auto')
-  texts: str | None = flag(
-    'texts to store with the passages of --upsert: the encoded file; a retriever has its own',
-    None,
-    metavar='FILE',
+  texts: str | None = flags.file(
+    'texts to store with the passages of --upsert: the encoded file; a retriever has its own'
   )
   column: dict[str, str] = flags.columns('id, title or text of --texts or --input')
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
 
 
 def _command(args: Flags) -> None:
@@ -82,7 +74,14 @@ def _command(args: Flags) -> None:
     flags.refuse(args, ('column',), 'texts=FILE')
   with contextlib.ExitStack() as stack:
     if address.is_local:
-      stack.enter_context(_claimed(args, address))
+      claimed = outputs.claim_folder(
+        address.place,
+        flags.paths(args, 'upsert', 'delete', 'texts'),
+        what='a local index',
+        ours=lambda folder: bool(places.class_of(address).is_index(folder)),
+        flag='--uri',
+      )
+      stack.enter_context(claimed)
     if args.upsert:
       # Before a folder is made.
       vectors, texts = _parts(args.upsert, args.texts)
@@ -98,9 +97,7 @@ def _command(args: Flags) -> None:
     if args.upsert:
       storing.upsert(engine, args.collection, corpus, args.index_type, texts, args.column)
       return
-    collection = engines.open_collection(
-      engine, args.collection
-    )  # refuses collections of other programs
+    collection = engines.open_collection(engine, args.collection)
     if args.drop:
       collection.drop()
       logger.info('%s: removed', collection.where)
@@ -141,15 +138,7 @@ def _parts(upsert: str, texts: str | None) -> tuple[str, str | None]:
   return str(folder.vectors_of(upsert)), texts or str(folder.passages_of(upsert))
 
 
-def _claimed(args: Flags, address: places.Address) -> contextlib.AbstractContextManager[Any]:
-  return outputs.claim_folder(
-    address.place,
-    flags.paths(args, 'upsert', 'delete', 'texts'),
-    what='a local index',
-    ours=lambda folder: bool(places.class_of(address).is_index(folder)),
-    flag='--uri',
-  )
-
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

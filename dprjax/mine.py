@@ -14,7 +14,6 @@ Train with --config.data.mined_negatives=train.jsonl; --config.mix sets the shar
 """
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 
 from etils import epath
@@ -27,27 +26,17 @@ from dprjax.text import inputs as inputs_of
 from dprjax.text import runs
 from dprjax.text.fields import check_id
 
-logger = logging.getLogger('dprjax')
-
-_DEFAULT = mining.MiningOptions()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(mining.MiningOptions):
   queries: str = flags.texts_file('_id and text')
   corpus: str = flags.texts_file('_id, title and text')
   qrels: str = flag('judgements; a grade above 0 is a positive', metavar='FILE')
-  run: tuple[tuple[str, str], ...] = flag(
-    'a TREC run, and the name of its retriever; may be repeated',
-    read=flags.maybe_named,
-    metavar='[NAME=]run.trec',
+  run: tuple[tuple[str, str], ...] = flags.runs(
+    'a TREC run, and the name of its retriever; may be repeated'
   )
   out: str = flag('the training file', metavar='train.jsonl')
-  depth: int = flag('rows of every run, a query', _DEFAULT.depth)
-  sample: int = flag('negatives a query of each source', _DEFAULT.sample)
-  reranker: str | None = flag(
-    'a cross-encoder that finds the denoised negatives', None, metavar='DIR'
-  )
+  reranker: str | None = flags.folder('a cross-encoder that finds the denoised negatives')
   reranker_prompt: str | None = flag(
     'a prompt of pairs for --reranker, its backbone with a masked-LM head; scores are differences '
     'of logits',
@@ -57,22 +46,11 @@ class Flags:
   reranked: str | None = flag(
     'in place of --reranker, a run with logits of a reranker', None, metavar='run.trec'
   )
-  threshold: float = flag(
-    'candidates with a lower probability (sigmoid of the score) are denoised',
-    _DEFAULT.threshold,
-    most=1,
-  )
   max_length: int | None = flag(
     'tokens of a pair, for --reranker (default: that of the cross-encoder or prompt)', None
   )
   batch_size: int = flags.batch_size('for --reranker, pairs')
   dtype: str = flags.dtype(', for --reranker')
-  seed: int = flag('of the samples', _DEFAULT.seed, least=0)
-  texts: bool = flag('write texts, not only ids; false if training reads the corpus', True)
-  drop_same_id: bool = flags.drop_same_id('is not a negative of it')
-  score_positives: bool = flag(
-    'also write scores of positives, for config.distillation; with --reranker or --reranked', False
-  )
 
 
 def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -95,18 +73,11 @@ def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
   return named
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, mine, argv)
-
-
 def mine(args: Flags) -> None:
-  """Mines negatives, and writes the training file and its report."""
   if args.reranker and args.reranked:
     raise InputError('--reranker and --reranked both give reranker scores; use one')
   if args.reranker_prompt and not args.reranker:
-    raise InputError(
-      f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone of the prompt'
-    )
+    raise InputError(f'--reranker_prompt={args.reranker_prompt} needs its backbone, --reranker=DIR')
   if args.score_positives and not (args.reranker or args.reranked):
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
   inputs_of.find(args.queries, 'query')
@@ -146,20 +117,13 @@ def _mine(args: Flags, retrievers: dict[str, str]) -> None:
     out=args.out,
     reranked=args.reranked,
     score=score,
-    options=mining.MiningOptions(
-      depth=args.depth,
-      sample=args.sample,
-      threshold=args.threshold,
-      seed=args.seed,
-      texts=args.texts,
-      drop_same_id=args.drop_same_id,
-      score_positives=args.score_positives,
-    ),
+    options=args,
   )
-  if args.reranker_prompt:
-    report = {**report, 'reranker_prompt': args.reranker_prompt}
-  outputs.write_report(args.out, report | {'reranker': args.reranker})
+  used = {'reranker_prompt': args.reranker_prompt} if args.reranker_prompt else {}
+  outputs.write_report(args.out, report | used | {'reranker': args.reranker})
 
+
+main = cli.main(Flags, mine)
 
 if __name__ == '__main__':
   main()

@@ -13,6 +13,7 @@ a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -46,7 +47,6 @@ def plan(
     compile_program: ``compiling.compile_program``, perhaps cached.
     rows: most rows of a forward pass, over all devices (``embedder.rows_at_once``).
     find: search flags if the update does not fit.
-    forward: compile the forward passes.
   """
   with cli.loading():
     from dprjax.encoding import embedder
@@ -79,7 +79,6 @@ def plan(
 
 
 def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
-  """``compiling.compile_program``, with a log line."""
   from dprjax.planning import compiling, tables
 
   what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
@@ -91,13 +90,11 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
 
 
 def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
-  """The arguments not replaced by ``more``."""
   keys = {flag.partition('=')[0] for flag in more}
   return [argument for argument in arguments if argument.partition('=')[0] not in keys]
 
 
 def report(found: 'tables.Plan') -> str:
-  """A plan as Markdown."""
   from dprjax.planning import tables
   from dprjax.retrieval import comparison
 
@@ -125,10 +122,6 @@ class Flags:
   timeout: int = flag('limit for compiling a program', 1800, most=24 * 3600, metavar='SECONDS')
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   machines = [targets.parse(name) for name in dict.fromkeys(args.target)]
   for machine in machines:
@@ -141,9 +134,7 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
   with cli.loading():
     from dprjax.planning import tables
 
-  def compile_program(job: 'programs.Job') -> 'compiling.Program':
-    return compile_aloud(job, args.timeout)
-
+  compile_program = functools.partial(compile_aloud, limit=args.timeout)
   written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(args.experiment)}\n']
   for machine in machines:
     found = plan(
@@ -162,6 +153,8 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
     with files.atomic_write(args.out) as file:
       file.write('\n'.join(written))
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

@@ -17,7 +17,6 @@ With --run, the round-trip filter: OUT has the judgements of queries that find t
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
 
 from dprjax.base import cli, files, flags, outputs, provenance
 from dprjax.base.counts import ReadReport
@@ -40,13 +39,11 @@ class Server:
   key_env: str = flag(
     'environment variable with the key of the server', 'OPENAI_API_KEY', metavar='NAME'
   )
-  template: str | None = flag(
-    'a prompt with {passage} and perhaps {title}, {examples} and {count}',
-    None,
-    metavar='FILE',
+  template: str | None = flags.file(
+    'a prompt with {passage} and perhaps {title}, {examples} and {count}'
   )
-  examples: str | None = flag(
-    'examples of the task for the prompt: jsonl with passage and query', None, metavar='FILE'
+  examples: str | None = flags.file(
+    'examples of the task for the prompt: jsonl with passage and query'
   )
   concurrency: int = flag('requests at a time', 4, most=256)
   timeout: int = flag('limit for an answer', 120, most=3600, metavar='SECONDS')
@@ -65,12 +62,8 @@ class Flags:
   run: str | None = flag(
     'a run of the queries, to keep those that find their passages', None, metavar='run.trec'
   )
-  qrels: str | None = flag('judgements of the queries, for --run', None, metavar='FILE')
+  qrels: str | None = flags.file('judgements of the queries, for --run')
   within: int = flag('how many passages of a query in --run count', 20, most=10**6)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
 
 
 _OF_CORPUS = ('passages', 'per_passage', 'seed')
@@ -83,18 +76,6 @@ def _command(args: Flags) -> None:
     _filter(args)
     return
   flags.refuse(args, ['qrels', 'within'], 'run')
-  _check(args)
-  inputs = flags.paths(args, 'corpus') | flags.paths(args.server, 'template', 'examples')
-  with outputs.claim_folder(
-    args.out,
-    inputs,
-    what='queries of dprjax.queries',
-    ours=lambda folder: provenance.read_mark(folder).get('format') == FORMAT,
-  ):
-    _make(args)
-
-
-def _check(args: Flags) -> None:
   asked = args.server
   if args.corpus is None:
     raise InputError('--corpus is missing: the passages to ask about (or --run, to filter queries)')
@@ -103,6 +84,14 @@ def _check(args: Flags) -> None:
   endpoint.check_url(asked.endpoint, endpoint.key_from(asked.key_env))
   if not 0 <= asked.temperature <= 2:
     raise InputError(f'--temperature: expected 0 to 2, not {asked.temperature}')
+  inputs = flags.paths(args, 'corpus') | flags.paths(args.server, 'template', 'examples')
+  with outputs.claim_folder(
+    args.out,
+    inputs,
+    what='queries of dprjax.queries',
+    ours=lambda folder: provenance.read_mark(folder).get('format') == FORMAT,
+  ):
+    _make(args)
 
 
 def _make(args: Flags) -> None:
@@ -146,6 +135,8 @@ def _filter(args: Flags) -> None:
     write_qrels(args.out, found)
     outputs.write_report(args.out, {'counts': dict(report.counts), 'within': args.within})
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   # Importing bm25s for its function words starts JAX, which must not take the accelerator.

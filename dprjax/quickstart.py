@@ -57,21 +57,10 @@ def quickstart(
   """Trains, writes report.md and report.png, and prints the table and some searches.
 
   Args:
-    out: the folder of all files; the same call continues from them.
+    out: the folder of all files, claimed by the caller; the same call continues from them.
     packages: whose docstrings; None: those of ``text.docstrings.PACKAGES``.
     options: of the training, by config key.
   """
-  with workdirs.claim(out, workdirs.QUICKSTART, {}, flag='--out'):
-    _compare(out, questions, packages, backbone, options or {})
-
-
-def _compare(
-  out: epath.Path,
-  questions: Sequence[str],
-  packages: Sequence[str] | None,
-  backbone: str,
-  options: Mapping[str, Any],
-) -> None:
   with cli.loading():
     from dprjax import report
     from dprjax.api import fitting
@@ -80,7 +69,7 @@ def _compare(
     from dprjax.retrieval.retriever import Retriever
     from dprjax.text import docstrings, trec
     from dprjax.text.qrels import read_qrels
-    from dprjax.text.texts import Texts, read_texts
+    from dprjax.text.texts import read_texts
 
   data = out / 'docstrings'
   if not data.exists():
@@ -90,7 +79,7 @@ def _compare(
     backbone,
     data=data,
     method='configs/quickstart.py',
-    options=options,
+    options=options or {},
     workdir=out / 'training',
     progress=False,
   )
@@ -98,8 +87,8 @@ def _compare(
   assert prompt is not None and product is not None
 
   qrels = read_qrels(data / 'qrels' / 'test.tsv')
-  asked = [query for query in read_texts(data / 'queries.jsonl', 'query') if query.id in qrels]
-  wanted, names = [query.text for query in asked], [query.id for query in asked]
+  asked = {id_: text for id_, text in read_texts(data / 'queries.jsonl', 'query') if id_ in qrels}
+  passages = list(read_texts(data / 'corpus.jsonl', 'passage'))
   # The prompt is for queries only: both systems search the passages that the training encoded.
   corpus = embeddings.load_embeddings(fitted.workdir / 'training' / 'passages')
   index = exact.ExactIndex(corpus.shards, ids_at=corpus.ids_at)
@@ -110,23 +99,20 @@ def _compare(
     return index.search(retriever.encode(queries, 'query', prompt=system), k)
 
   def run(found: Any, ids: Sequence[str]) -> Run:
-    return trec.run_from_rows(names, ids, found.rows, found.scores)
+    return trec.run_from_rows(list(asked), ids, found.rows, found.scores)
 
-  bm25 = bm25_index.build_texts(Texts(data / 'corpus.jsonl', 'passage'))
+  wanted = list(asked.values())
+  bm25 = bm25_index.build_texts(passages)
   runs = {
     _FROZEN: run(dense(wanted, _FROZEN, _DEPTH), corpus.ids),
     _BM25: run(bm25.search(wanted, _DEPTH), bm25.ids),
     _PROMPT: run(dense(wanted, _PROMPT, _DEPTH), corpus.ids),
   }
-  extra = {
-    _FROZEN: {'trained parameters': 0},
-    _PROMPT: {
-      'trained parameters': sum(array.size for array in prompt.arrays.values()),
-      'file size': rounded(product.stat().length, 'B'),
-    },
-  }
+  size, length = 'trained parameters', rounded(product.stat().length, 'B')
+  trained = sum(array.size for array in prompt.arrays.values())
+  extra = {_FROZEN: {size: 0}, _BM25: {}, _PROMPT: {size: trained, 'file size': length}}
   systems: dict[str, dict[str, Any]] = {
-    name: {**measures.measure(ranked, qrels, MEASURES), 'extra': extra.get(name, {})}
+    name: {**measures.measure(ranked, qrels, MEASURES), 'extra': extra[name]}
     for name, ranked in runs.items()
   }
   report.write(systems, MEASURES, out / 'report.md', out / 'report.png')
@@ -135,7 +121,7 @@ def _compare(
     f'{lengths["passage_max_length"]} of a passage.\n'
   )
 
-  texts = {text.id: text.text for text in read_texts(data / 'corpus.jsonl', 'passage')}
+  texts = dict(passages)
   best = {name: dense(questions, name, _SHOWN) for name in (_FROZEN, _PROMPT)}
   print('Searches: the best passages with the prompt, and those that the frozen backbone finds')
   for number, question in enumerate(questions):
@@ -158,16 +144,15 @@ Next
 """)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
-  began = time.monotonic()
-  quickstart(epath.Path(args.out), args.search)
+  began, out = time.monotonic(), epath.Path(args.out)
+  with workdirs.claim(out, workdirs.QUICKSTART, {}, flag='--out'):
+    quickstart(out, args.search)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kB on Linux
   print(f'{duration(time.monotonic() - began)} in all; at most {rounded(peak, "B")} of memory')
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

@@ -79,10 +79,6 @@ def write(
   print(text)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   if args.figure is not None:
     figures.check_name(args.figure, '--figure')
@@ -93,6 +89,8 @@ def _command(args: Flags) -> None:
   ):
     _report(args)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

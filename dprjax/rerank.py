@@ -13,7 +13,6 @@ other commands refuse the folder. OUT.json has the settings.
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 
 from dprjax.base import cli, files, flags, machine, outputs
 from dprjax.base.counts import counted
@@ -47,10 +46,6 @@ class Flags:
   dtype: str = flags.dtype()
   weight_parts: int | None = flags.weight_parts()
   shard_pairs: int = flag('pairs scored between saves', 10_000)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
 
 
 def _command(args: Flags) -> None:
@@ -100,6 +95,8 @@ def _command(args: Flags) -> None:
     counted(report['queries'], 'queries'),
   )
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

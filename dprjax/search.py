@@ -21,7 +21,6 @@ A retriever with BM25 fuses both rankings; an engine searches by vectors. dprjax
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from dprjax.base import cli, flags, machine, outputs
@@ -48,11 +47,9 @@ class EngineFlags(flags.CollectionFlags):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  retriever: str | None = flag(
+  retriever: str | None = flags.folder(
     'a folder of dprjax.export with an index or, with --uri, without: then --queries is a file of '
-    'texts',
-    None,
-    metavar='DIR',
+    'texts'
   )
   corpus: tuple[str, ...] = flag(
     'embeddings of the passages; several, or a pattern in quotes, for parts of a corpus',
@@ -64,27 +61,23 @@ class Flags:
     'counts',
     metavar='DIR',
   )
-  out: str = flag('the run; its report goes to run.trec.json', metavar='run.trec')
+  out: str = flags.run_out()
   index: str = flag('', 'scann', choices=('scann', 'exact'))
   k: int = flag('passages a query', 1000, most=10**6)
   drop_same_id: bool = flags.drop_same_id()
-  index_dir: str | None = flag(
-    'keep the ScaNN index here while the embeddings are the same', None, metavar='DIR'
+  index_dir: str | None = flags.folder(
+    'keep the ScaNN index here while the embeddings are the same'
   )
   recall: float = flag('target fraction of the exact best k found by ScaNN', 0.95, most=1)
   dimensions: int | None = flag(
     'compare only this many leading numbers of vectors (default: all)', None, most=2**20
   )
-  rescore: str | None = flag(
-    'order the best passages by these float or int8 embeddings of them', None, metavar='DIR'
+  rescore: str | None = flags.folder(
+    'order the best passages by these float or int8 embeddings of them'
   )
   rescore_factor: int = flag('order this many times --k passages with --rescore', 4, most=1000)
   engine: EngineFlags = flags.group(EngineFlags, 'passages in an engine')
   job: flags.Job = flags.job()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
 
 
 def _command(args: Flags) -> None:
@@ -145,6 +138,8 @@ def _search(args: Flags, process: int, processes: int) -> tuple[trec.Run, dict[s
     raise InputError('--uri takes only one --queries')
   return in_engine.search_folder(*place, args.queries[0], args.k, dimensions=args.dimensions, **how)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

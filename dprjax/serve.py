@@ -19,7 +19,6 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dprjax.base import cli, flags, machine
@@ -40,13 +39,13 @@ class WatchFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  retriever: str | None = flag(
-    'a folder of dprjax.export: its backbone, its prompt and its index', None, metavar='DIR'
+  retriever: str | None = flags.folder(
+    'a folder of dprjax.export: its backbone, its prompt and its index'
   )
-  retrievers: str | None = flag('a folder of such folders', None, metavar='DIR')
+  retrievers: str | None = flags.folder('a folder of such folders')
   backbone: str | None = flags.backbone(None, ' (default: that of the retrievers)')
-  prompts: str | None = flag(
-    'the folder of NAME.npz; made if it is missing (default: the retrievers)', None, metavar='DIR'
+  prompts: str | None = flags.folder(
+    'the folder of NAME.npz; made if it is missing (default: the retrievers)'
   )
   name: str | None = flag('the model name of the backbone (default: that of its folder)', None)
   index: dict[str, str] = flag(
@@ -56,10 +55,6 @@ class Flags:
   limits: Limits = flags.group(Limits, 'limits')
   batches: ServerOptions = flags.group(ServerOptions, 'batches and memory')
   watch: WatchFlags = flags.group(WatchFlags, 'logs')
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
 
 
 def _command(args: Flags) -> NoReturn:
@@ -145,6 +140,8 @@ def _make_app(args: Flags) -> Any:
     args.watch.log_requests,
   )
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

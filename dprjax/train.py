@@ -14,7 +14,6 @@ sets how many devices split the batch ('data'), the weights ('model') or both ('
 import dataclasses
 import logging
 import signal
-from collections.abc import Sequence
 
 from dprjax.base import cli, flags
 from dprjax.training import config as configs
@@ -35,10 +34,6 @@ class Flags:
   job: flags.Job = flags.job()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> int:
   config = configs.parse(args.experiment)
   embedded = configs.embed(config, configs.given(args.experiment))
@@ -54,6 +49,8 @@ def _command(args: Flags) -> int:
   # So that later stages do not take the run for done, and clusters restart it.
   return 0 if done else 128 + signal.SIGTERM
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

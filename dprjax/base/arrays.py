@@ -46,11 +46,7 @@ class _Wrong(Exception):
 def read_arrays(
   path: PathLike, what: str, most_packed: int = _MOST_PACKED, remedy: str = 'make or fetch it again'
 ) -> dict[str, np.ndarray]:
-  """The arrays of an npz file, by name.
-
-  Args:
-    most_packed: the arrays may be this many times larger than the file.
-  """
+  """The arrays of an npz file, which may be ``most_packed`` times as large as the file."""
   found = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}
   name = ''
@@ -113,8 +109,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
 def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
   """Reads from an npy file the shape, whether it is in Fortran order, and the dtype.
 
-  Raises:
-    UNREADABLE: a damaged header.
+  Raises one of `UNREADABLE` for a damaged header.
   """
   version = np.lib.format.read_magic(stream)
   with _PARSING:

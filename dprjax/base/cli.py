@@ -49,8 +49,6 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 class _Formatter(logging.Formatter):
-  """A formatter that masks secrets."""
-
   def format(self, record: logging.LogRecord) -> str:
     return mask(super().format(record))
 
@@ -97,7 +95,7 @@ def speak() -> None:
 def run(
   kind: type[Flags], command: Callable[[Flags], int | None], argv: Sequence[str] | None = None
 ) -> None:
-  """Reads ``argv`` (default: the process words) into ``kind`` and runs ``command`` on it.
+  """Reads ``argv`` (default: the process words) into ``kind``, and runs ``command`` on it.
 
   The module of ``kind`` gives the command name and description. A command whose flags have a
   ``Job`` joins it first. An exception ends the process with one line and a status
@@ -137,6 +135,11 @@ def run(
     if isinstance(error, KeyboardInterrupt):
       end(status, message)
     fail(message, status)
+
+
+def main(kind: type[Flags], command: Callable[[Flags], int | None]) -> Callable[..., None]:
+  """The ``main(argv)`` of the module of a command; see `run`."""
+  return lambda argv=None: run(kind, command, argv)
 
 
 def _program(module: types.ModuleType) -> str:
@@ -183,7 +186,6 @@ def _prepare_streams() -> None:
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-  """Whether a stream is a pipe whose reader ended."""
   try:
     poll = select.poll()
     poll.register(stream.fileno(), 0)

@@ -50,7 +50,6 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
   """Joins the job, if any, around a command, and ends with the job.
 
   An exception in one process ends all, each with a line that names the process and the reason.
-  ``raw`` also shows tracebacks.
   """
   if not start(job):
     yield
@@ -124,7 +123,6 @@ def start(job: Job) -> bool:
 
 
 def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
-  """Arguments of jax.distributed.initialize."""
   coordinator, processes, process = map(given.get, FLAGS)
   host, _, port = str(coordinator).rpartition(':')
   place = host and port.isdecimal() and 0 < int(port) < 65536
@@ -142,7 +140,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_surroundings() -> dict[str, Any] | None:
-  """The same for launchers that jax detects; None for a single process."""
+  """The arguments of jax.distributed.initialize for launchers that jax detects, or None."""
   environment = os.environ
   if all(name in environment for name in _SLURM):
     return {} if int(environment['SLURM_NTASKS']) > 1 else None

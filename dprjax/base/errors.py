@@ -63,8 +63,7 @@ _SECRETS = (
 class InputError(ValueError):
   """A file, a line, a flag or a config key that cannot be used.
 
-  The message is one line: the fault, the place and the remedy. Commands print it as ``dprjax:
-  error: ...`` and exit with status 2 (``dprjax.base.cli``).
+  The message is one line: the fault, the place and the remedy. Commands then exit with status 2.
   """
 
 
@@ -117,7 +116,6 @@ def describe_error(error: BaseException) -> str:
 
 
 def _of_users(error: BaseException) -> list[traceback.FrameSummary]:
-  """The lines of a user's own code that led to an exception."""
   return [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
@@ -127,10 +125,7 @@ def _of_users(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def trail(error: BaseException) -> str:
-  """The type of an exception and the lines that led to it, without its message.
-
-  For logs that may not repeat texts of users.
-  """
+  """The type of an exception and the lines that led to it, without texts of users."""
   frames = traceback.extract_tb(error.__traceback__)[-_TRAIL:]
   places = (f'{os.path.basename(frame.filename)}:{frame.lineno}' for frame in frames)
   return f'{type(error).__name__} at {" > ".join(places)}'
@@ -149,10 +144,7 @@ def end(status: int, message: str) -> NoReturn:
 
 
 def end_interrupted(*_: Any) -> None:
-  """A signal handler that ends the process as ``cli.run`` does.
-
-  For the time of imports, some of which lose or show the exception.
-  """
+  """A signal handler that ends the process, during imports that lose or show the exception."""
   end(*explain(KeyboardInterrupt()))
 
 
@@ -170,7 +162,6 @@ def hear_interrupts() -> None:
 
 
 def wants_traceback() -> bool:
-  """Whether ``DPRJAX_TRACEBACK=1`` is set."""
   return os.environ.get('DPRJAX_TRACEBACK', '') not in ('', '0')
 
 

@@ -20,7 +20,6 @@ def values(name: str, places: Mapping[str, str] = NONE) -> list[Any]:
   """The values at these places of dprjax, and the values of this name in modules of the user.
 
   Args:
-    name: such as ``FAMILY``.
     places: ``MODULE.VALUE`` by the key of the value.
   """
   found = [_value(place) for place in places.values() if there(place.rpartition('.')[0])]

@@ -5,6 +5,7 @@ Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import io
 import json
@@ -50,7 +51,6 @@ def user_cache() -> pathlib.Path:
 
 
 def is_name(path: PathLike) -> bool:
-  """Whether a file can have this name."""
   return '\0' not in str(path) and all(len(part) < 256 for part in os.fsencode(path).split(b'/'))
 
 
@@ -73,7 +73,7 @@ def is_hub_name(path: PathLike) -> bool:
 
 
 def is_special(path: PathLike) -> bool:
-  """Whether a pipe, a device or a socket is there."""
+  """Whether it is a pipe, a device or a socket."""
   if is_remote(path) or not is_name(path):
     return False
   try:
@@ -120,8 +120,8 @@ def refuse_special(folder: epath.Path) -> None:
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   """A temporary path for a file or folder, which becomes ``path`` on success.
 
-  On an error it is removed, and an existing ``path`` stays. A link stays and its target is
-  replaced. An old folder is moved aside first; `recover` puts it back after a kill.
+  On an error it is removed, and an existing ``path`` stays. A link stays and its target
+  is replaced. An old folder is moved aside first; `recover` puts it back after a kill.
   """
   final = resolved(path)
   if final.parent.exists():
@@ -164,7 +164,6 @@ def resolved(path: PathLike) -> epath.Path:
 
 
 def remove(path: epath.Path) -> None:
-  """Removes a file or a whole folder, if there is one."""
   if path.is_dir():
     path.rmtree()
   elif path.exists():
@@ -180,7 +179,7 @@ def discard(folder: epath.Path) -> None:
 
 def recover(final: epath.Path) -> None:
   """Restores the folder that a killed command had renamed, or removes it if it was replaced."""
-  for old in sorted(final.parent.glob(f'.{glob_escaped(final.name)}.*.old')):
+  for old in sorted(final.parent.glob(f'.{glob.escape(final.name)}.*.old')):
     if final.exists():
       old.rmtree()
     else:
@@ -190,17 +189,13 @@ def recover(final: epath.Path) -> None:
 def clear(final: epath.Path, endings: Iterable[str] = ('.json',)) -> None:
   """Removes leftovers of killed commands: of ``final``, and of files whose names continue it.
 
-  Only for the holder of its lock (`dprjax.base.outputs`).
+  Only for the holder of its lock.
   """
   more = '|'.join(map(re.escape, endings))
   name = re.compile(rf'\.{re.escape(final.name)}({more}|)\.[0-9a-f]{{8}}\.tmp')
   for path in final.parent.iterdir() if final.parent.exists() else ():
     if name.fullmatch(path.name):
       remove(path)
-
-
-def glob_escaped(name: str) -> str:
-  return re.sub(r'([*?[])', r'[\1]', name)
 
 
 def _beside(final: epath.Path, ending: str) -> epath.Path:
@@ -262,7 +257,6 @@ def is_pattern(path: PathLike) -> bool:
 
 
 def matching(pattern: PathLike) -> list[epath.Path]:
-  """The paths that match a pattern, sorted by name."""
   check_scheme(pattern)
   parts = epath.Path(pattern).parts
   first = next(number for number, part in enumerate(parts) if re.search(r'[*?[]', part))
@@ -288,7 +282,6 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def sha256_file(path: PathLike) -> str:
-  """SHA-256 of the bytes of a file, in hexadecimal."""
   digest = hashlib.sha256()
   with epath.Path(path).open('rb') as file:
     while block := file.read(1 << 20):

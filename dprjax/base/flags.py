@@ -143,6 +143,22 @@ def batch_size(what: str = 'texts') -> Any:
   return flag(f'{what} at a time over all devices, at most', 64, most=2**16)
 
 
+def file(help: str) -> Any:
+  return flag(help, None, metavar='FILE')
+
+
+def folder(help: str) -> Any:
+  return flag(help, None, metavar='DIR')
+
+
+def runs(help: str) -> Any:
+  return flag(help, read=maybe_named, metavar='[NAME=]run.trec')
+
+
+def run_out() -> Any:
+  return flag('the run; its report goes to run.trec.json', metavar='run.trec')
+
+
 def texts_file(fields: str, several: bool = False, **how: Any) -> Any:
   more = '; may be repeated' if several else ''
   return flag(

@@ -20,17 +20,14 @@ def values(given: Any, what: str) -> list[Any]:
   """The values of an iterable or a column, as Python's own types where possible."""
   columns = table(given)
   others = isinstance(given, str | bytes | Mapping | set | frozenset)
-  if columns is not None or others or not isinstance(given, Iterable) or _axes(given) != 1:
-    kind = type(given).__name__ if columns is None else f'a table of {_names(columns)}'
+  axes = getattr(given, 'ndim', 1)
+  if columns is not None or others or not isinstance(given, Iterable) or axes != 1:
+    kind = type(given).__name__ if columns is None else f'a table of {", ".join(columns)}'
     raise InputError(f'{what}: expected a list of strings or one column, not {kind}')
   for convert in ('to_pylist', 'to_list', 'tolist'):  # pyarrow; pandas, polars; numpy
     if hasattr(given, convert):
       return list(getattr(given, convert)())
   return list(given)
-
-
-def _axes(given: Any) -> int:
-  return getattr(given, 'ndim', 1)
 
 
 def table(given: Any) -> dict[str, Any] | None:
@@ -83,7 +80,3 @@ def is_missing(value: Any) -> bool:
     return bool(value != value)
   except (TypeError, ValueError):  # an array, say
     return False
-
-
-def _names(columns: Iterable[str]) -> str:
-  return ', '.join(columns) or 'no columns'

@@ -93,9 +93,7 @@ def positions(
 def draw(id_: str, seed: int, choice: str) -> bytes:
   """32 random bytes that depend only on the id, the seed and the name of the choice.
 
-  Args:
-    choice: names the choice and keeps it independent of others; '' is the split of
-      ``dprjax.papers``.
+  Choices are independent; '' is the split of ``dprjax.papers``.
   """
   return hashlib.sha256(f'{choice}{seed}:{id_}'.encode()).digest()
 

@@ -19,7 +19,6 @@ _LIMITS = '/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def cores() -> int:
-  """Processor cores that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
@@ -36,7 +35,7 @@ def keep_programs() -> None:
   """Keeps programs compiled from now on.
 
   They lie in ``JAX_COMPILATION_CACHE_DIR`` (nowhere if that is empty), or else below the user cache
-  directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
+  directory, if that can be written.
   """
   import jax  # not at the top: commands import this module before they read their arguments
 
@@ -55,7 +54,6 @@ def keep_programs() -> None:
 
 
 def _instructions() -> str:
-  """A name for the instruction set of this processor."""
   features = platform.machine()
   try:
     for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():

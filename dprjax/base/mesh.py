@@ -58,7 +58,6 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
 
 
 def batch_devices(mesh: Mesh) -> int:
-  """Number of parts that a batch is split into."""
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
@@ -67,9 +66,8 @@ def batch_rank(mesh: Mesh) -> tuple[int, int]:
 
   Processes along 'model' share a rank.
   """
-  return batch_ranks(np.vectorize(lambda device: device.process_index)(mesh.devices))[
-    jax.process_index()
-  ]
+  processes = np.vectorize(lambda device: device.process_index)(mesh.devices)
+  return batch_ranks(processes)[jax.process_index()]
 
 
 def batch_ranks(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
@@ -91,8 +89,8 @@ def batch_ranks(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tupl
 def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
   """Raises InputError unless all devices get equal rows in every chunk."""
   parts = batch_devices(mesh)
-  if batch_size % (parts * chunks):
-    each = parts * chunks
+  each = parts * chunks
+  if batch_size % each:
     near = max(each, batch_size // each * each)
     raise InputError(
       f'config.batch_size: {counted(batch_size, "queries")} cannot be divided over '
@@ -130,16 +128,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def activations(mesh: Mesh) -> tuple[NamedSharding | None, NamedSharding]:
-  """The splits of activations in an encoder, by rows, and by rows and heads.
-
-  The first is None if no weights are split like the batch.
-  """
+  """The splits of activations in an encoder, by rows (None without fsdp), and by rows and heads."""
   rows = NamedSharding(mesh, P(BATCH)) if mesh.shape['fsdp'] > 1 else None
   return rows, NamedSharding(mesh, P(BATCH, 'model'))
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """Global arrays, split over devices, from the rows of this process (see ``batch_rank``)."""
+  """Global arrays, split over devices, from the rows of this process."""
   sharding = NamedSharding(mesh, P(BATCH))
   return {
     name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
@@ -149,9 +144,8 @@ def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Arra
 def put(values: Any, shardings: Any) -> Any:
   """Places host arrays, complete on every process, as global arrays with these shardings.
 
-  A process passes on only the pieces for its own devices. An array may be on disk: it has a shape,
-  and its slices are arrays; then memory has the piece of one device at a time. On a pod,
-  ``device_put`` would first compare arrays between all processes.
+  An array may be on disk: it has a shape, and its slices are arrays; then memory has the piece of
+  one device at a time. On a pod, ``device_put`` would first compare arrays between all processes.
   """
 
   def place(value: Any, sharding: NamedSharding) -> jax.Array:

@@ -54,8 +54,8 @@ def claim(
   Args:
     out: a file, which is replaced at the end; or a pipe or a device. None claims nothing.
     endings: of the names of all files and folders that the command writes.
-    also: other outputs of the command, by flag; none may overwrite another.
-    lock: False in all but one of several processes that work together.
+    also: other outputs, by flag; none may overwrite another.
+    lock: False in all but one of several processes.
   """
   endings = tuple(endings)
   for name, path in ({flag: out} | dict(also)).items():
@@ -95,14 +95,13 @@ def claim_folder(
   grows: bool = False,
   lock: bool = True,
 ) -> Iterator[epath.Path]:
-  """Claims the folder ``out``, and yields it.
+  """Claims the folder ``out``, which may be missing, and yields it.
 
   Args:
-    out: the folder, which may be missing.
     what: the kind of folder, for messages: 'a model'.
     ours: whether a folder that is not empty is of that kind.
     grows: whether several runs fill it; otherwise it is replaced as a whole.
-    lock: False in all but one of several processes that work together.
+    lock: False in all but one of several processes.
   """
   check = functools.partial(check_folder, out, inputs, what=what, ours=ours, flag=flag)
   check()
@@ -173,7 +172,6 @@ def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
 
 
 def _meets(out: PathLike, path: PathLike) -> str:
-  """How an output meets an input: 'is', 'holds', 'lies in', or '' if it does not."""
   if files.is_remote(out) != files.is_remote(path) or '\0' in str(path):
     return ''
   if files.is_remote(out):
@@ -240,7 +238,7 @@ def hold(place: epath.Path, what: str) -> Iterator[None]:
   if fcntl is None or files.is_remote(place):
     yield
     return
-  missing = [folder for folder in (place.parent, *place.parent.parents) if not folder.exists()]
+  missing = files.missing_parents(place)
   place.parent.mkdir(parents=True, exist_ok=True)
   descriptor = -1
   try:
@@ -260,10 +258,7 @@ def hold(place: epath.Path, what: str) -> Iterator[None]:
 
 
 def held() -> tuple[int, ...]:
-  """Descriptors of the locks of this process, for a child to inherit.
-
-  The lock is then held until the child ends, even if its parent was killed.
-  """
+  """Descriptors of the locks of this process; a child that inherits them holds the locks, too."""
   return tuple(_held)
 
 

@@ -40,8 +40,8 @@ def watched(watcher: Watcher) -> Iterator[None]:
 def quiet() -> Iterator[None]:
   """Inside the block, absl does not configure the root logger, and orbax logs nothing.
 
-  absl, which orbax logs through, calls ``logging.basicConfig`` where the root logger has no
-  handler. Inside the block the root logger has the last-resort handler of Python instead.
+  absl calls ``logging.basicConfig`` where the root logger has no handler. Inside the block it has
+  the last-resort handler of Python.
   """
   root, absl = logging.getLogger(), logging.getLogger('absl')
   stand_in, level = logging.lastResort, absl.level
@@ -90,13 +90,11 @@ class Progress:
         encode(part, progress)     # calls progress(n) when n texts of the part are done
         progress.advance(len(part))
 
-  A job without parts calls ``progress(n)``, or ``progress.advance()`` after each item. The caller
-  logs the end of the job, with ``seconds`` and ``rate``.
+  The caller logs the end of the job, with ``seconds`` and ``rate``.
 
   Args:
     unit: name of the counted things, in the plural.
     total: None if unknown; the time left then needs the fraction done.
-    task: begins each line.
     skip_first: measure from the first count on, which leaves out compilation.
   """
 
@@ -127,12 +125,10 @@ class Progress:
       self._first, self._began = self._done, time.monotonic()
 
   def show(self, done: int) -> None:
-    """Tells a watcher how many are done; counts and logs nothing."""
     if _watcher is not None:
       _watcher(self._task.removesuffix(': ') or self._unit, done, self._total)
 
   def pause(self, seconds: float) -> None:
-    """Leaves out time spent on something else."""
     self._began += seconds
 
   @property
@@ -141,7 +137,6 @@ class Progress:
 
   @property
   def rate(self) -> float:
-    """Items a second."""
     return (self._done - (self._first or 0)) / max(self.seconds, 1e-9)
 
   @property

@@ -91,7 +91,7 @@ def check(folder: epath.Path, name: str, record: Mapping[str, Any], contents: bo
 
 
 def sums(folder: epath.Path) -> dict[str, str]:
-  """SHA-256 of every file below a folder, by path in it."""
+  """SHA-256 of every file, by its path in the folder."""
   return {
     str(path.relative_to(folder)): files.sha256_file(path)
     for path in sorted(files.below(folder), key=str)

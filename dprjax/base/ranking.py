@@ -44,7 +44,6 @@ class Ranking(NamedTuple):
     return Ranking(self.ids[:k], self.scores[:k])
 
   def without(self, id_: str) -> 'Ranking':
-    """The ranking without a document, if it has that."""
     kept = [row for row, one in enumerate(self.ids) if one != id_]
     return Ranking([self.ids[row] for row in kept], self.scores[kept])
 

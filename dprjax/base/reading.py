@@ -44,13 +44,12 @@ def open_bytes(
 
 @contextlib.contextmanager
 def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
-  """Opens UTF-8 text, decompressed by its suffix, without a byte-order mark."""
   with open_bytes(path, what) as (file, _), decoded(file) as text:
     yield text
 
 
 def decoded(file: IO[bytes]) -> io.TextIOWrapper:
-  """The file as UTF-8 text without a byte-order mark; only newlines end a line."""
+  """UTF-8 text without a byte-order mark; only newlines end a line."""
   return io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n')
 
 
@@ -70,7 +69,7 @@ COMPRESSED = tuple(_DECOMPRESSORS)
 
 
 def plain_name(path: PathLike) -> str:
-  """The file name without the suffix of a compressed file."""
+  """The file name without the suffix of compression."""
   found = epath.Path(path)
   return found.stem if found.suffix in COMPRESSED else found.name
 
@@ -102,7 +101,6 @@ def number_lines(
 
 
 def sound_line(line: str, name: str, number: int) -> str:
-  """The line without its newline."""
   if len(line) >= MAX_ENTRY or '\0' in line:
     raise InputError(
       f'{name}, line {number}: a null byte, or more than {MAX_ENTRY:,} characters; is this a text '
@@ -113,10 +111,7 @@ def sound_line(line: str, name: str, number: int) -> str:
 
 @contextlib.contextmanager
 def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
-  """Turns errors of decoding and decompression into InputError.
-
-  The message begins with ``name`` and, for bad UTF-8, ``place()``.
-  """
+  """Turns errors of decoding and decompression into InputError; bad UTF-8 is at ``place()``."""
   try:
     yield
   except (UnicodeDecodeError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
@@ -135,13 +130,7 @@ def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]
 
 
 def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
-  """Yields (number, 'PATH, line NUMBER', value) for a jsonl file or a JSON array."""
-  for number, where, text in record_texts(path, what):
-    yield number, where, parse(text, where, of)
-
-
-def record_texts(path: PathLike, what: str) -> Iterator[tuple[int, str, str]]:
-  """`read_records` with the JSON of each value.
+  """Yields (number, 'PATH, line NUMBER', value) for a jsonl file or a JSON array.
 
   Arrays are read entry by entry: DPR training files exceed most memories.
   """
@@ -151,10 +140,12 @@ def record_texts(path: PathLike, what: str) -> Iterator[tuple[int, str, str]]:
       start = file.read(64)
     if start.lstrip().startswith('['):
       for number, text in _split_array(file, start.lstrip()[1:], name):
-        yield number, f'{name}, entry {number}', text
+        where = f'{name}, entry {number}'
+        yield number, where, parse(text, where, of)
     else:
       for number, line in number_lines(file, name, start):
-        yield number, f'{name}, line {number}', line
+        where = f'{name}, line {number}'
+        yield number, where, parse(line, where, of)
 
 
 def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, str]]:
@@ -205,16 +196,10 @@ def convert(value: Any, where: str, of: type[T]) -> T:
     raise InputError(f'{where}: {error}') from error
 
 
-def parse_object(line: str, where: str) -> dict[str, Any]:
-  """`parse` of an object with any keys."""
-  return parse(line, where, dict[str, Any])
-
-
 def read(path: PathLike, what: str, of: type[T]) -> T:
   with open_text(path, what) as file:
     return parse(file.read(), f'{what} {path}', of)
 
 
 def read_json_object(path: PathLike, what: str = 'file') -> dict[str, Any]:
-  """`read` of an object with any keys."""
   return read(path, what, dict[str, Any])

@@ -30,7 +30,6 @@ class Reference(NamedTuple):
 
   @property
   def pinned(self) -> bool:
-    """Whether the revision is a commit, which cannot change."""
     return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
   def __str__(self) -> str:
@@ -67,12 +66,11 @@ def fetch(
   except Exception as error:  # client, network or file system
     raise InputError(
       f'{what} not found: {reference} is no directory, and the Hugging Face hub failed '
-      f'({_reason(error)})'
+      f'({" ".join(str(error).split()) or type(error).__name__})'
     ) from error
 
 
 def commit_of(folder: PathLike) -> str | None:
-  """The commit of a folder in the hub cache."""
   path = epath.Path(folder)
   return path.name if path.parent.name == 'snapshots' and _COMMIT.fullmatch(path.name) else None
 
@@ -81,9 +79,6 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
   """The file that a path means: itself, or ``name`` in a folder or repository.
 
   The mark of a folder of dprjax verifies the file. Other paths are returned as they are.
-
-  Args:
-    path: of a file or a folder, or USER/NAME, perhaps with @REVISION.
   """
   files.check_scheme(path)
   found = epath.Path(path)
@@ -122,7 +117,3 @@ def _inside(folder: epath.Path, name: str, what: str) -> epath.Path:
       f'{what}: {file} differs from its SHA-256 in {provenance.MARK}; fetch it again'
     )
   return file
-
-
-def _reason(error: Exception) -> str:
-  return ' '.join(str(error).split()) or type(error).__name__

@@ -25,7 +25,6 @@ class Records(list[dict[str, Any]]):
     self.columns = list(columns)
 
   def column(self, name: str) -> list[Any]:
-    """The values of one column. Raises KeyError for another name."""
     if name not in self.columns:
       raise KeyError(name)
     return [row[name] for row in self]

@@ -30,7 +30,6 @@ def flatten(tree: Tree) -> dict[str, Any]:
 
 
 def unflatten(named: Mapping[str, Any]) -> Tree:
-  """The inverse of ``flatten``, for trees of dicts."""
   tree: dict[str, Any] = {}
   for name, leaf in named.items():
     *parents, last = name.split('/')
@@ -47,7 +46,6 @@ def first_match(
   what: str,
   kind: Any = Any,
 ) -> dict[str, Value]:
-  """The value of the first rule that matches each whole name."""
   checked = convert(rules, what, list[tuple[str, kind]])  # type: ignore[valid-type]
   compiled = [(_compile(pattern, what), value) for pattern, value in checked]
   matched = {}
@@ -77,12 +75,11 @@ def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
 
 
 def count(tree: Tree) -> int:
-  """The number of scalars in a tree."""
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
 def nbytes(tree: Tree) -> int:
-  """The bytes of the arrays in a tree (logical size: a sharded array counts once)."""
+  """The logical size: a sharded array counts once."""
   return sum(
     int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
   )

@@ -52,7 +52,6 @@ class Watch:
       thread.start()
 
   def stop(self) -> None:
-    """Ends the monitoring when the job is done."""
     self._over.set()
     for thread in self._threads:
       thread.join()
@@ -71,7 +70,6 @@ class Watch:
       self._lock.acquire()  # blocks while the watch ends the process
 
   def _beat(self) -> None:
-    """Writes signs of life and reads those of the others."""
     count = 0
     while not self._over.wait(self._every if count else 0.0):
       count += 1

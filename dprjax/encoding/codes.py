@@ -41,7 +41,6 @@ def check_finite(values: Float[np.ndarray, ' *s'], name: Callable[[int], str]) -
 
 
 def stored(dtype: str) -> np.dtype:
-  """The dtype of stored arrays."""
   return np.dtype('uint8' if dtype == 'binary' else dtype)
 
 
@@ -51,7 +50,6 @@ def width(dimension: int, dtype: str) -> int:
 
 
 def calibrate(sample: Float[np.ndarray, 'n H'], dtype: str) -> Ranges:
-  """Measures the ranges of codes on a sample."""
   values = np.asarray(sample, np.float32)
   if dtype == 'binary':
     # These values minimize the squared error on each side of the mean.
@@ -72,7 +70,6 @@ def encode(vectors: Float[np.ndarray, 'n H'], code: Code) -> Shaped[np.ndarray, 
 
 
 def decode(codes: Shaped[np.ndarray, 'n W'], code: Code) -> Float32[np.ndarray, 'n H']:
-  """The values of codes."""
   low, high = code.ranges
   if code.dtype == 'binary':
     return np.where(np.unpackbits(codes, axis=1, count=len(low)) == 1, high, low)

@@ -39,7 +39,6 @@ def queries(given_queries: Corpus, columns: Mapping[str, str] = _NONE) -> list[Q
 
 
 def texts(corpus: Corpus) -> list[str]:
-  """The texts of a corpus."""
   return [text for _, text in _pairs(corpus, 'passage')]
 
 

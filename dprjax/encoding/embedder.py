@@ -55,8 +55,7 @@ def _parts_error(parts: int, devices: Sequence[jax.Device]) -> InputError:
 
 
 def weight_dtype(arithmetic: Arithmetic, stored: Any, platform: str) -> Any:
-  """The type of encoder parameters on devices: bfloat16 for bfloat16 arithmetic, otherwise as
-  stored.
+  """The type of encoder parameters on devices: bfloat16 for bfloat16 arithmetic, else as stored.
 
   On CPUs, float32 arithmetic uses float32 parameters, since casts in every batch would take longer
   than the products of a short text.
@@ -70,8 +69,7 @@ def weight_parts(needed: int, memory: float, devices: int) -> int:
   """The fewest devices whose half memory has room for the weights; else all devices.
 
   Args:
-    needed: bytes of the weights.
-    memory: bytes of one device.
+    needed, memory: bytes of the weights and of one device.
     devices: their number; the result divides it.
   """
   sizes = (size for size in range(1, devices + 1) if devices % size == 0)
@@ -97,14 +95,12 @@ def local_parts(arithmetic: Arithmetic, *params: Any) -> int:
 
 
 def place(mesh: Mesh, params: Any) -> Any:
-  """Replicates parameters on the mesh."""
   return meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
 
 
 def backbone_shardings(
   mesh: Mesh, config: EncoderConfig, named: Mapping[str, Any]
 ) -> dict[str, NamedSharding]:
-  """The shardings of encoder parameters, by names below ``backbone``."""
   return meshes.param_shardings(mesh, named, (*config.family.sharding, *_TABLE))
 
 
@@ -145,7 +141,6 @@ def check_size(name: str, value: Any, most: float = math.inf, of: str = '') -> N
 
 
 def padded_lengths(max_length: int) -> list[int]:
-  """The padded lengths of rows, ascending."""
   return [length for length in BUCKETS if length < max_length] + [max_length]
 
 
@@ -184,7 +179,6 @@ class Embedder:
 
     Args:
       params: shapes with shardings.
-      length: one of ``padded_lengths``.
       columns: ``(dtype, *shape)`` of a row of further arguments.
     """
 
@@ -201,10 +195,9 @@ class Embedder:
     progress: ProgressFn | None = None,
     columns: Sequence[np.ndarray] = (),
   ) -> Float[np.ndarray, 'n H']:
-    """The vectors of rows, float32, in order.
+    """The vectors of rows of token ids (one or more), float32, in order.
 
     Args:
-      rows: token ids, at least one row.
       columns: further arguments of ``embed``, one number for each row.
     """
     vectors: np.ndarray | None = None

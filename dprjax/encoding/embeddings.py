@@ -106,7 +106,6 @@ class Embeddings:
 
   Attributes:
     sha256: of the manifest, which covers everything in the folder.
-    is_cut: whether vectors are cut to their first numbers.
   """
 
   shards: list[ShardRows]

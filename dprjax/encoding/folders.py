@@ -291,12 +291,7 @@ class _Slice:
 
 
 class _Survey(NamedTuple):
-  """The summary of a first pass over all texts.
-
-  Attributes:
-    rows: the number of texts, and the SHA-256 of their ids.
-    shards: the digest of the texts of each shard, 16 bytes.
-  """
+  """The summary of a first pass over all texts; ``shards`` has a digest of each, 16 bytes."""
 
   rows: Rows
   input_sha256: str
@@ -325,8 +320,7 @@ def fill_folder(
     encoder: with at most one prompt.
     texts: at least one; the same in each iteration.
     topic: for a topic prompt: the topic of all texts; None: by the words of each.
-    calibrate: the most texts for measuring the ranges of codes. An unfinished folder keeps its
-      ranges.
+    calibrate: the most texts for measuring the ranges of codes.
     vectors: gives the vectors of texts that are already encoded.
   """
   survey = _survey(texts, source, shard_rows)

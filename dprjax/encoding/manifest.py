@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,7 +12,9 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
 from dprjax.encoding import codes
-from dprjax.text.vector_spec import VectorSpec
+
+if TYPE_CHECKING:
+  from dprjax.text.vector_spec import VectorSpec
 
 _FORMAT = 'dprjax.embeddings'
 _VERSION = 2
@@ -21,7 +23,6 @@ DTYPES = ('float32', 'float16', *codes.LEVELS)
 # The files of a shard and their suffixes.
 FILES = {'embeddings': 'npy', 'ids': 'txt'}
 
-T = TypeVar('T')
 _Sha256 = Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{64}$')]
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # search numbers rows in int32
 
@@ -82,7 +83,7 @@ _OF_SIDE = ('prefix', 'max_length', 'topic')  # by vectors of one side
 SPACE = (*_SHARED, 'side', *_OF_SIDE)
 
 
-def of_prompt(spec: VectorSpec, prompt: str | None, shift_positions: bool) -> dict[str, Any]:
+def of_prompt(spec: 'VectorSpec', prompt: str | None, shift_positions: bool) -> dict[str, Any]:
   """What a prompt decides of the space of its passages; None: it does not change passages."""
   return {
     'prompt_sha256': prompt,

@@ -78,8 +78,7 @@ class Encoder:
       encoder.encode(['a question', 'hello'], 'query', prompt=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
-    backbones: by side, 'query' and 'passage'; may be the same object. Parameters from `load` stay
-      in their files.
+    backbones: by side; may be the same object. Parameters from `load` stay in their files.
     bank: prompts by name, with their settings for vectors.
     topics: topic models by prompt name.
     truncated: the number of texts cut at the maximum length, by side.

@@ -26,7 +26,7 @@ from dprjax.base import provenance, repository
 from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.base.reading import convert, parse_object
+from dprjax.base.reading import convert, parse
 from dprjax.models import adapter as adapters
 from dprjax.models import hub
 from dprjax.models import pooling as poolings
@@ -148,7 +148,7 @@ def load_prompt(path: PathLike) -> Prompt:
   text = arrays.pop('meta', None)
   if text is None or text.ndim or text.dtype.kind != 'U':
     raise InputError(f'{path}: not a dprjax prompt: it has no JSON string meta')
-  meta = parse_object(text.item(), f'{path}, meta')
+  meta = parse(text.item(), f'{path}, meta', dict[str, Any])
   hashes = {
     name.removeprefix(_QUERIES): arrays.pop(name) for name in [*arrays] if name.startswith(_QUERIES)
   }

@@ -44,12 +44,10 @@ def rankings(found: TopK, ids: Sequence[str]) -> list[Ranking]:
 
 
 def ids_of(ids: Sequence[str]) -> Ids:
-  """Makes a look-up of ids in memory, one a row."""
   return lambda rows: [ids[row] for row in rows.tolist()]
 
 
 def numbers(rows: Int[np.ndarray, ' n']) -> list[str]:
-  """Row numbers as ids."""
   return [str(row) for row in rows.tolist()]
 
 
@@ -140,7 +138,6 @@ def rescore(
 
   Args:
     take: reads vectors of ascending rows, like ``embeddings.Embeddings.take``.
-    block_bytes: vectors in memory at a time, about.
   """
   scores = np.full(rows.shape, -np.inf, np.float32)
   size = max(1, block_bytes // (4 * max(rows.shape[1] * queries.shape[1], 1)))
@@ -156,9 +153,9 @@ def rescore(
 class Best:
   """Keeps the best k rows as blocks of scores arrive.
 
-  After some thousand rows few scores reach the k-th best, so comparing all and sorting these few is
-  faster than selecting among all. Rows that tie with the k-th best but do not fit into the list are
-  kept beside it until the k-th best rises or ids decide.
+  After some thousand rows few scores reach the k-th best: comparing all and sorting these is faster
+  than selecting among all. Rows that tie with the k-th best but do not fit into the list are kept
+  beside it until the k-th best rises or ids decide.
   """
 
   def __init__(self, queries: int, k: int, ids_at: Ids = numbers):

@@ -33,7 +33,6 @@ _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
 
 def languages() -> list[str]:
-  """The languages with a stemmer."""
   import Stemmer
 
   return sorted(Stemmer.algorithms())
@@ -73,20 +72,16 @@ def _tokens(texts: Iterable[str], language: str, as_ids: bool) -> Any:
 
 
 def words_of(texts: Sequence[str], language: str) -> list[list[str]]:
-  """The words of each text in an index of this language."""
   return _tokens(given.texts(texts), language, as_ids=False)
 
 
 class Bm25Index(NamedTuple):
-  """An index over passages ``ids``; made by ``build`` or ``load``."""
-
   index: Any
   ids: list[str]
   language: str
 
   @property
   def settings(self) -> dict[str, Any]:
-    """The arguments of ``build``."""
     return {'k1': self.index.k1, 'b': self.index.b, 'language': self.language}
 
   def search(self, queries: Sequence[str], k: int) -> TopK:
@@ -115,7 +110,6 @@ class Bm25Index(NamedTuple):
     return TopK(scores, rows)
 
   def rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
-    """The results of `search` as rankings."""
     return best.rankings(self.search(queries, k), self.ids)
 
 
@@ -132,7 +126,7 @@ def build(
   Args:
     k1: saturation of repeated words.
     b: discount of long passages, 0 to 1.
-    language: of the stemmer and stop words; one of ``languages()``, or 'none'.
+    language: of the stemmer and stop words, or 'none'.
   """
   passages = map(Text, ids, given.texts(texts))
   return build_texts(passages, k1=k1, b=b, language=language)
@@ -169,7 +163,6 @@ def check_settings(k1: float, b: float, language: str) -> None:
 
 
 def is_index(folder: epath.Path) -> bool:
-  """Whether a folder is an index of this module."""
   return provenance.read_mark(folder, _SIDECAR).get('format') == _FORMAT
 
 

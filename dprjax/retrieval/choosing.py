@@ -95,8 +95,7 @@ class Estimate(NamedTuple):
 
   Attributes:
     measured: the mean difference on the held-out queries.
-    expected: the expected gain on other queries.
-    deviation: the standard deviation of the expected gain.
+    expected, deviation: of the gain on other queries.
     loss: the chance of losing more than `LOSS`.
   """
 
@@ -105,6 +104,9 @@ class Estimate(NamedTuple):
   expected: float
   deviation: float
   loss: float
+
+
+_NO_CHANGE = Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Choice(NamedTuple):
@@ -128,16 +130,15 @@ class Choice(NamedTuple):
   @property
   def expected(self) -> float:
     """The expected gain of the choice; 0 for the frozen encoder."""
-    return self.estimates[self.candidate].expected if self.candidate in self.estimates else 0.0
+    return self.estimates.get(self.candidate, _NO_CHANGE).expected
 
   @property
   def loss(self) -> float:
     """The chance that the choice loses more than `LOSS`; 0 for the frozen encoder."""
-    return self.estimates[self.candidate].loss if self.candidate in self.estimates else 0.0
+    return self.estimates.get(self.candidate, _NO_CHANGE).loss
 
   @property
   def verdict(self) -> str:
-    """The result in one sentence, for the user."""
     if not self.queries:
       return 'frozen: nothing could be checked, since there are no held-out queries'
     if self.candidate not in self.estimates:
@@ -241,7 +242,7 @@ def choose(
   normal = statistics.NormalDist()
   loss = [normal.cdf(z) for z in (-LOSS - expected) / deviation]
   estimates = {
-    name: Estimate(*map(float, row)) if differs else Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
+    name: Estimate(*map(float, row)) if differs else _NO_CHANGE
     for name, differs, *row in zip(
       names, other, measured, np.sqrt(error), expected, deviation, loss, strict=True
     )

@@ -89,7 +89,6 @@ def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarr
 
 
 def read_metrics(path: files.PathLike) -> dict[str, Any]:
-  """Reads a metrics.json of dprjax.evaluate."""
   values = reading.read_json_object(path, 'metrics')
   found = reading.convert(values, str(path), _Metrics)
   if not found.mean or not all(found.per_query.get(name) for name in found.mean):
@@ -141,8 +140,6 @@ def _shown(value: Any) -> str:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
-  """The table and a note below it."""
-
   def line(cells: Sequence[str]) -> str:
     cells = [' '.join(cell.splitlines()).replace('|', '\\|') for cell in cells]
     return f'| {" | ".join(cells)} |'

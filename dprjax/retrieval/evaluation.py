@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import regex
+from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
@@ -134,6 +135,25 @@ def evaluate(
   }
 
 
+def queries_of_model(
+  backbone: PathLike | None, prompt: PathLike | None = None, retriever: PathLike | None = None
+) -> seen.Seen:
+  """The queries that a backbone and prompt, or a retriever, were trained on or chosen by."""
+  known: list[seen.Seen] = []
+  if retriever:
+    from dprjax.retrieval import folder  # imports JAX
+
+    parts = folder.read(retriever)
+    backbone, prompt = parts.backbone, parts.prompt
+  if backbone:
+    known.append(seen.read(epath.Path(backbone) / seen.FILE))
+  if prompt:
+    from dprjax.models import artifact  # imports JAX
+
+    known.append(artifact.load_prompt(prompt).queries)
+  return seen.join(*known)
+
+
 def _seen(queries: PathLike, measured: Collection[str], known: seen.Seen) -> dict[str, int]:
   """By role, the number of measured queries that the model was trained on or chosen by."""
   texts = (text for text in read_texts(queries, 'query') if text.id in measured)
@@ -224,7 +244,6 @@ def answer_recall(
 def questions_of(
   run: trec.Run, answers: Mapping[str, Sequence[str]], depth: int
 ) -> dict[str, list[str]]:
-  """The rankings for ``answer_recall``."""
   return {
     query_id: [doc_id for doc_id, _ in ranking]
     for query_id, ranking in run.top(depth)

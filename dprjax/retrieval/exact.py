@@ -206,7 +206,7 @@ def search_part(
   parts: int,
   ids_at: best.Ids = best.numbers,
 ) -> TopK:
-  """Searches part ``part`` of ``parts`` equal parts, on the devices of this process; see ``merge``.
+  """Searches part ``part`` of ``parts`` equal parts, on the devices of this process, for `merge`.
 
   Rows are numbered as in the whole corpus.
   """

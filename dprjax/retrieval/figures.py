@@ -145,7 +145,6 @@ def _finding(name: str, found: Mapping[str, comparison.Compared], measure: str) 
 def curves(
   series: Mapping[str, Sequence[tuple[int, float]]], ylabel: str, path: files.PathLike
 ) -> None:
-  """Draws values by update, a line for each name."""
   with canvas(6.4, 3.2, '', path) as drawing:
     axes = drawing.subplots()
     for number, (name, points) in enumerate(series.items()):

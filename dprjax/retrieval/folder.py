@@ -100,7 +100,6 @@ class Parts(NamedTuple):
 
 
 def is_folder(path: files.PathLike) -> bool:
-  """Whether a path is the folder of a retriever."""
   return (epath.Path(path) / FILE).exists()
 
 
@@ -215,17 +214,15 @@ class _Passage(msgspec.Struct):
 
 
 def vectors_of(path: files.PathLike) -> epath.Path:
-  """The embeddings in the index of a retriever."""
   return epath.Path(path) / INDEX / _VECTORS
 
 
 def passages_of(path: files.PathLike) -> epath.Path:
-  """The passages in the index of a retriever, as encoded: a file of texts."""
+  """The passages as encoded: a file of texts."""
   return epath.Path(path) / INDEX / _PASSAGES
 
 
 def check_index(path: files.PathLike, flag: str) -> None:
-  """Raises InputError if a retriever has no index."""
   files.existing(epath.Path(path) / FILE, 'retriever')
   if not passages_of(path).exists():
     raise InputError(
@@ -313,7 +310,6 @@ def _known(
 
 
 def open_index(path: files.PathLike, how: Fusion | None) -> Index:
-  """Opens the index of a retriever."""
   index = epath.Path(path) / INDEX
   corpus = embeddings.load_embeddings(index / _VECTORS)
   found = [one for _, one in reading.read_jsonl(index / _PASSAGES, 'passages', _Passage)]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import os
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +20,9 @@ from dprjax.base.progress import Progress
 from dprjax.base.ranking import Ranking
 from dprjax.retrieval import comparison, fusion
 from dprjax.text import runs as run_files
+from dprjax.text import trec
 from dprjax.text.fields import report_ids
-from dprjax.text.qrels import Qrels
+from dprjax.text.qrels import Qrels, read_qrels
 
 logger = logging.getLogger('dprjax')
 
@@ -46,7 +49,6 @@ class Learnt(NamedTuple):
   gain: comparison.Interval
 
   def about(self) -> dict[str, Any]:
-    """For the file of the weights."""
     alone = zip(self.fusion.weights, self.scores.alone.mean(axis=0).tolist(), strict=True)
     return {
       'measure': fusion.MEASURE,
@@ -69,7 +71,6 @@ class Learnt(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """The gain over the best single run, in one line."""
     words = f'gain over {self.best}'
     if self.gain.mean <= 0:
       words = f'no gain over {self.best}'
@@ -183,11 +184,45 @@ def fuse(
     )
 
 
+def fuse_files(
+  paths: Mapping[str, str], k: int, *, qrels: PathLike | None = None, **options: Any
+) -> tuple[trec.Run, dict[str, Any], fusion.Fusion, Learnt | None]:
+  """Fuses the runs of files; returns the run, its report, and what `choose` gives.
+
+  Args:
+    paths: by name of the run.
+    qrels: judgements, for `LEARNED`.
+    options: of `choose`.
+  """
+  runs = {name: trec.read_run(path).rankings() for name, path in paths.items()}
+  judged = None if qrels is None else read_qrels(qrels)
+  how, learnt = choose(runs, judged=judged, files=paths, **options)
+  started = time.perf_counter()
+  fused = dict(fuse(runs, how, k, paths))
+  seconds = time.perf_counter() - started
+  report = {
+    'index': 'fusion',
+    'method': how.method,
+    'weights': dict(how.weights),
+    'depth': how.depth,
+    **({'rrf_k': how.rrf_k} if how.method == 'rrf' else {}),
+    'k': k,
+    'queries': len(fused),
+    'runs': {
+      name: {'name': os.path.basename(path), 'sha256': base_files.sha256_file(path)}
+      for name, path in paths.items()
+    },
+    **({} if learnt is None else {'learnt': learnt.about()}),
+    'seconds': seconds,
+    'queries_per_second': len(fused) / seconds,
+  }
+  return trec.run_from_rankings(list(fused), list(fused.values())), report, how, learnt
+
+
 def names(named: Sequence[tuple[str, str]], of_tags: Mapping[str, str]) -> list[str]:
   """The name of each run: as given, else by its tag, or its path if tags are equal.
 
   Args:
-    named: names, which may be empty, and files.
     of_tags: names of runs of dprjax by their tags.
   """
   tags = [run_files.read_tag(path) for _, path in named]

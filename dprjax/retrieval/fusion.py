@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,7 +27,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.ranking import Ranking, dcg, ranked
 
-Method = Literal['rrf', 'zscore']
 METHODS = ('rrf', 'zscore')
 DEPTH, RRF_K = 1000, 60
 BM25, DENSE = 'bm25', 'dense'
@@ -41,14 +40,6 @@ _FINEST = 20  # steps of a weight from 0 to 1
 _PRIOR = 0.1  # see `learn`
 
 
-class Bm25Settings(TypedDict):
-  """The arguments of ``bm25_index.build``."""
-
-  k1: float
-  b: float
-  language: str
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fusion:
   """A way to fuse several rankings.
@@ -60,11 +51,11 @@ class Fusion:
     bm25: settings of the BM25 index, if one of the runs came from dprjax.bm25.
   """
 
-  method: Method = 'rrf'
+  method: str = 'rrf'
   weights: Mapping[str, float]
   rrf_k: Annotated[int, msgspec.Meta(ge=1)] = RRF_K
   depth: Annotated[int, msgspec.Meta(ge=1)] = DEPTH
-  bm25: Bm25Settings | None = None
+  bm25: Mapping[str, Any] | None = None
 
   def __post_init__(self) -> None:
     weights = self.weights.values()
@@ -217,9 +208,16 @@ def learn(
   return Learnt(weights[final[0]], held_out, scores[:, alone], scores[:, equal])
 
 
+class _Bm25(msgspec.Struct):
+  k1: float
+  b: float
+  language: str
+
+
 class _Header(msgspec.Struct):
   format: Literal['dprjax.fusion']
-  method: Method
+  method: str
+  bm25: _Bm25 | None = None
 
 
 def write(path: PathLike, fusion: Fusion, **about: Any) -> None:
@@ -293,7 +291,6 @@ def open_hybrid(fusion: Fusion, folder: PathLike, ids: Collection[str]) -> Hybri
 
 
 def build_hybrid(fusion: Fusion, ids: Sequence[str], texts: Sequence[str]) -> Hybrid:
-  """A hybrid search of these passages."""
   from dprjax.retrieval import bm25_index
 
   return Hybrid(fusion, bm25_index.build(ids, texts, **(fusion.bm25 or {})).rankings)

@@ -214,7 +214,6 @@ def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequenc
 
 
 def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, int]) -> float:
-  """nAP@k from AP@k."""
   relevant = sum(grade >= kind['rel'] for grade in judged.values())
   # Guards against rounding above 1.
   return min(value * relevant / min(kind['cutoff'], relevant), 1.0) if relevant else 0.0
@@ -245,7 +244,6 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
 
 
 def _as_here(name: str) -> str:
-  """The name here of a measure."""
   form = re.fullmatch(
     r'(\w{1,20}?)(?:(?:(?:_cut)?[_.@]|_at_)(\d+(?:\.\d+)?))?', name := name.strip()
   )

@@ -26,9 +26,10 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import UInt64
 
-from dprjax.base import cli, files, hashes
+from dprjax.base import cli, files, flags, hashes
 from dprjax.base.counts import ReadReport, counted
 from dprjax.base.errors import InputError
+from dprjax.base.flags import flag
 from dprjax.base.progress import Progress, duration
 from dprjax.text import runs, texts
 from dprjax.text.examples import MINED_SOURCES
@@ -66,31 +67,24 @@ CREATE OR REPLACE TABLE rows (
 _PROBABILITY = '1 / (1 + exp(-logit))'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MiningOptions:
-  """Options of mining.
+  """Options of mining, with their flags."""
 
-  Attributes:
-    depth: rows used of each run, per query.
-    sample: negatives of each source, per query.
-    threshold: denoised negatives have a probability of relevance below this.
-    texts: write titles and texts of passages, not only ids.
-    drop_same_id: the BEIR rule: a passage with the same id as the query is not a candidate.
-    score_positives: also write reranker scores of positives.
-  """
-
-  depth: int = 200
-  sample: int = 30
-  threshold: float = 0.1
-  seed: int = 0
-  texts: bool = True
-  drop_same_id: bool = False
-  score_positives: bool = False
+  depth: int = flag('rows of every run, a query', 200)
+  sample: int = flag('negatives a query of each source', 30)
+  threshold: float = flag(
+    'candidates with a lower probability (sigmoid of the score) are denoised', 0.1, most=1
+  )
+  seed: int = flag('of the samples', 0, least=0)
+  texts: bool = flag('write texts, not only ids; false if training reads the corpus', True)
+  drop_same_id: bool = flags.drop_same_id('is not a negative of it')
+  score_positives: bool = flag(
+    'also write scores of positives, for config.distillation; with --reranker or --reranked', False
+  )
 
 
 class _Queries(NamedTuple):
-  """The queries for mining, by number."""
-
   ids: list[str]
   texts: list[str]
 
@@ -104,19 +98,15 @@ def mine(
   out: str,
   reranked: str | None = None,
   score: Score | None = None,
-  options: MiningOptions | None = None,
+  options: MiningOptions = MiningOptions(),
 ) -> dict[str, Any]:
-  """Writes the training file: a line for every judged query with a positive.
+  """Writes the training file: a line for every judged query with a positive; returns a report.
 
   Args:
     qrels: judgements; grades above 0 are positives.
     reranked: a TREC run with the logits of a reranker as scores.
     score: the reranker, in place of ``reranked``. Without both there are no denoised negatives.
-
-  Returns:
-    The settings and counts.
   """
-  options = options or MiningOptions()
   report = ReadReport()
   began = time.monotonic()
   with _database() as tables:
@@ -153,7 +143,7 @@ def mine(
   seconds = time.monotonic() - began
   logger.info('%s: %s, %s\n%s', out, counted(written, 'queries'), duration(seconds), report)
   return {
-    'settings': dataclasses.asdict(options),
+    'settings': {one.name: getattr(options, one.name) for one in dataclasses.fields(MiningOptions)},
     'retrievers': dict(retrievers),
     'reranked': reranked,
     'queries': written,
@@ -182,7 +172,6 @@ def _database() -> Iterator['DuckDBPyConnection']:
 def _add_queries(
   tables: 'DuckDBPyConnection', queries: str, qrels: str, report: ReadReport
 ) -> _Queries:
-  """Fills ``queries`` and ``positives``."""
   judged = read_qrels(qrels)
   known = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown = [query_id for query_id in judged if query_id not in known]
@@ -222,7 +211,6 @@ def _insert(tables: 'DuckDBPyConnection', name: str, columns: Mapping[str, Any])
 
 
 def _add_passages(tables: 'DuckDBPyConnection', path: str) -> None:
-  """Fills ``passages``."""
   progress, count = Progress('passages', task=f'reading {path}'), 0
   passages = (entry.record for entry in texts.Texts(path, 'passage').entries())
   while some := list(itertools.islice(passages, _CHUNK)):
@@ -422,7 +410,6 @@ def _score_pairs(
   score: Score,
   progress: Progress,
 ) -> None:
-  """Adds scores of pairs to ``logits``."""
   found = tables.cursor().execute(f'SELECT query, passages.digest, title, text FROM {pairs}')
   while some := found.fetchmany(_PAIRS):
     queries, digests, titles, bodies = zip(*some, strict=True)
@@ -487,37 +474,29 @@ def _count_queries(
   report.add('positives that are not in the corpus: ignored', len(lost), lost)
   empty = _count(tables, 'positives JOIN passages ON id = doc WHERE digest IS NULL')
   report.add('positives without text: ignored', empty)
-  mined_for = '(FROM queries WHERE number IS NOT NULL)'
-  for what, rows in (
-    (
-      'queries whose positives are not in the corpus or have no text: left out',
-      f'{mined_for} WHERE number NOT IN (SELECT query FROM {known})',
+  enough = f'GROUP BY query HAVING count(*) >= {options.sample}'
+  groups = {
+    'queries whose positives are not in the corpus or have no text: left out': (
+      f'number NOT IN (SELECT query FROM {known})'
     ),
-    (
-      'queries that no run has: kept, without negatives',
-      f'{mined_for} WHERE number NOT IN (SELECT query FROM ranked)',
+    'queries that no run has: kept, without negatives': 'number NOT IN (SELECT query FROM ranked)',
+    'queries with no candidate but positives: kept, without negatives': (
+      'number IN (SELECT query FROM ranked) AND number NOT IN (SELECT query FROM candidates)'
     ),
-    (
-      'queries with no candidate but positives: kept, without negatives',
-      f'{mined_for} WHERE number IN (SELECT query FROM ranked) AND number NOT IN '
-      '(SELECT query FROM candidates)',
+    'queries with fewer candidates than the sample': (
+      'number IN (SELECT query FROM candidates) AND number NOT IN '
+      f'(SELECT query FROM candidates {enough})'
     ),
-    (
-      'queries with fewer candidates than the sample',
-      f'(SELECT query AS number FROM candidates GROUP BY query HAVING count(*) < {options.sample})',
-    ),
-    *(
-      (
-        'queries with fewer denoised negatives than the sample',
-        f'{mined_for} WHERE number NOT IN (SELECT query FROM chosen WHERE denoised GROUP BY query '
-        f'HAVING count(*) >= {options.sample})',
-      )
-      for _ in range(denoise)
-    ),
-  ):
-    found = tables.execute(f'SELECT number FROM {rows} ORDER BY number').fetchall()
-    names = [asked.ids[number] for (number,) in found[:_LISTED]]
-    report.add(what, len(found), names)
+  }
+  if denoise:
+    groups['queries with fewer denoised negatives than the sample'] = (
+      f'number NOT IN (SELECT query FROM chosen WHERE denoised {enough})'
+    )
+  for what, where in groups.items():
+    found = tables.execute(
+      f'SELECT number FROM queries WHERE number IS NOT NULL AND {where} ORDER BY number'
+    ).fetchall()
+    report.add(what, len(found), [asked.ids[number] for (number,) in found[:_LISTED]])
 
 
 def _lines(

@@ -103,7 +103,6 @@ class Reranker:
 
   @property
   def files(self) -> list[str]:
-    """The folder and files of the model."""
     return [self.backbone.path]
 
   def score(
@@ -159,7 +158,6 @@ class CrossEncoder(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``."""
     head = _check_head(backbone.heads.get('classifier'), backbone.path).params
     model = backbone.config
     self.labels = head['output']['bias'].shape[0]
@@ -210,7 +208,6 @@ class CrossEncoder(Reranker):
 
 
 def load_model(path: PathLike, head: str) -> tuple[hub.Backbone, tokenizing.Tokenizer]:
-  """A model with its head, if any, and its tokenizer."""
   backbone = hub.load_backbone(path, (head,), on_disk=True)
   tokenizer = tokenizing.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
@@ -218,7 +215,6 @@ def load_model(path: PathLike, head: str) -> tuple[hub.Backbone, tokenizing.Toke
 
 
 def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
-  """The pairs as a list. Raises InputError for a value that is not a pair of texts."""
   checked = []
   array = getattr(pairs, 'ndim', 1) == 2
   for number, pair in enumerate(pairs if array else given.values(pairs, 'pairs')):
@@ -248,8 +244,7 @@ def _check_head(head: head_specs.Head | None, path: PathLike) -> head_specs.Head
   if head is None or 'output' not in head.params:
     raise InputError(
       f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; '
-      'train one from it: '
-      'python -m dprjax.train --config=configs/cross_encoder.py:beir '
+      'train one: python -m dprjax.train --config=configs/cross_encoder.py:beir '
       f'--config.backbone.path={path} --config.data.dir=DIR --workdir=DIR'
     )
   return head

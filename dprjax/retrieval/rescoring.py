@@ -44,11 +44,8 @@ def rescore(
 ) -> dict[str, Any]:
   """Rescores the best ``depth`` passages of each query in a run; returns a report.
 
-  ``OUT.parts`` has the scores so far, ``shard_pairs`` pairs a file. The same call continues after
-  an interruption.
-
-  Args:
-    run, queries, corpus: files; queries and passages may be in several.
+  ``OUT.parts`` has the scores so far, ``shard_pairs`` pairs a file. The same call continues
+  after an interruption.
   """
   kept = trec.read_run(run).top(depth)
   settings = {
@@ -165,7 +162,6 @@ class _Parts:
 
 
 def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
-  """The record of a folder of computed scores, or None."""
   if not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder)):
     return None
   if (folder / _PARTS).exists():

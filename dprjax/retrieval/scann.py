@@ -47,7 +47,6 @@ class ScannSettings:
 
 
 def available() -> bool:
-  """Whether ScaNN is installed."""
   return importlib.util.find_spec('scann') is not None
 
 
@@ -119,9 +118,6 @@ class ScannIndex:
   ) -> tuple[ScannSettings, float]:
     """Doubles the effort until recall@k reaches the target or a search covers the whole index.
 
-    Args:
-      target: recall from 0 to 1.
-
     Returns:
       The settings and their recall.
     """
@@ -186,7 +182,6 @@ def save(index: ScannIndex, folder: PathLike, fingerprint: str) -> None:
 
 
 def is_index(folder: epath.Path) -> bool:
-  """Whether a folder is marked as an index, of any vectors."""
   return provenance.read_mark(folder, _SIDECAR).get('format') == _FORMAT
 
 

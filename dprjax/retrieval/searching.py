@@ -218,22 +218,16 @@ def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -
   if not index_dir:
     return scann.build(corpus.vectors(), k)
   # Many commands may read an index, but only one may write it.
-  searcher = _kept_index(corpus, index_dir)
-  if searcher is not None:
+  if (searcher := scann.load(index_dir, corpus.fingerprint)) is not None:
     outputs.clear(index_dir)
-    return searcher
-  with outputs.claim_folder(index_dir, {}, **INDEX_FOLDER):
-    searcher = _kept_index(corpus, index_dir)  # another command may just have written it
-    if searcher is None:
-      searcher = scann.build(corpus.vectors(), k)
-      scann.save(searcher, index_dir, corpus.fingerprint)
-  return searcher
-
-
-def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.ScannIndex | None:
-  searcher = scann.load(index_dir, corpus.fingerprint)
-  if searcher is not None:
-    logger.info('%s: index of %s', index_dir, counted(searcher.count, 'passages'))
+  else:
+    with outputs.claim_folder(index_dir, {}, **INDEX_FOLDER):
+      # Another command may just have written it.
+      if (searcher := scann.load(index_dir, corpus.fingerprint)) is None:
+        searcher = scann.build(corpus.vectors(), k)
+        scann.save(searcher, index_dir, corpus.fingerprint)
+        return searcher
+  logger.info('%s: index of %s', index_dir, counted(searcher.count, 'passages'))
   return searcher
 
 
@@ -275,18 +269,11 @@ def result(
   run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
-  return run, report(len(query_ids), k, drop_same_id, passages, seconds)
-
-
-def report(
-  queries: int, k: int, drop_same_id: bool, passages: int, seconds: dict[str, float]
-) -> dict[str, Any]:
-  """The part of a report that all searches share."""
-  return {
+  return run, {
     'k': k,
     'drop_same_id': drop_same_id,
-    'queries': queries,
+    'queries': len(query_ids),
     'passages': passages,
     'seconds': seconds,
-    'queries_per_second': queries / seconds['search'],
+    'queries_per_second': len(query_ids) / seconds['search'],
   }

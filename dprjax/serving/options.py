@@ -73,7 +73,7 @@ class Network:
 
   host: str = flag('the address to listen on', '127.0.0.1')
   port: int = flag('0: any free one', 8000, least=0, most=65535)
-  keys: str | None = flag('API keys; without a file no key is needed', None, metavar='FILE')
+  keys: str | None = flags.file('API keys; without a file no key is needed')
   drain: int = flag('seconds for the last requests after SIGTERM', 30, most=3600)
   lame_duck: int = flag(
     'seconds after SIGTERM in which requests are still accepted, while balancers turn away',

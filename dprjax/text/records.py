@@ -95,8 +95,8 @@ def read(path: files.PathLike, what: str, unnamed: Unnamed | None = None) -> Ite
     case ending if ending in ('csv', 'tsv') or (unnamed and not is_json(path)):
       yield from _read_table(path, what, unnamed)
     case _:
-      for number, where, text in reading.record_texts(path, what):
-        yield Row(number, where, reading.parse_object(text, where))
+      for number, where, values in reading.read_records(path, what, dict[str, Any]):
+        yield Row(number, where, values)
 
 
 def read_as(path: files.PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:

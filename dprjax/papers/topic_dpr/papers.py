@@ -182,10 +182,6 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
   return judgements
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   with outputs.claim_folder(
     args.out,
@@ -196,6 +192,8 @@ def _command(args: Flags) -> None:
     sizes = {'train': args.train, 'dev': args.dev, 'test': args.test}
     convert(args.input, args.out, sizes, args.seed)
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

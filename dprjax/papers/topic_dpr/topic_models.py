@@ -235,7 +235,7 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
     text = array.item() if array.ndim == 0 and array.dtype.kind == 'U' else ''
   except ValueError:  # an invalid code point
     text = ''
-  meta = reading.parse_object(text, place)
+  meta = reading.parse(text, place, dict[str, Any])
   reading.convert(meta, place, _Meta)
   return meta
 

@@ -18,7 +18,7 @@ import dataclasses
 import heapq
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -93,10 +93,6 @@ def describe(fitted: Fitted) -> dict[str, Any]:
   }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   if args.kind != 'hlda':
     flags.refuse(args, ['gamma'], 'kind=hlda')
@@ -129,6 +125,8 @@ def _find(args: Flags) -> None:
     f'words. {duration(seconds)}.'
   )
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()

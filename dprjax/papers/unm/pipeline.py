@@ -348,10 +348,6 @@ class Flags:
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(Flags, _command, argv)
-
-
 def _command(args: Flags) -> None:
   config = configs.parse(args.experiment)
   if config.method != 'unm':
@@ -370,6 +366,8 @@ def _command(args: Flags) -> None:
     logger.info('--workdir=%s', workdir)
   Pipeline(config, epath.Path(workdir)).run()
 
+
+main = cli.main(Flags, _command)
 
 if __name__ == '__main__':
   main()
