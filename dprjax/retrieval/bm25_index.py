@@ -5,22 +5,25 @@ With k1 = 1.5, b = 0.75 and English stemming, nDCG@10 on SciFact is .686 (publis
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from etils import epath
 
-from dprjax.base import given, provenance, reading, words
+from dprjax.base import given, outputs, provenance, reading, words
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.ranking import Ranking
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
-from dprjax.text.fields import read_ids
-from dprjax.text.texts import Text
+from dprjax.text import trec
+from dprjax.text.fields import read_ids, report_ids
+from dprjax.text.texts import Text, Texts, columns_of, read_texts
 
 _FORMAT = 'dprjax.bm25'
 WORDS = 2
@@ -28,6 +31,7 @@ WORDS = 2
 
 K1, B, LANGUAGE = 1.5, 0.75, 'english'  # by default
 SETTINGS = {'k1': K1, 'b': B, 'language': LANGUAGE}
+_NONE: Mapping[str, str] = types.MappingProxyType({})
 _LARGEST_K1 = 1000  # float32 cannot represent scores beyond it
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
@@ -113,29 +117,21 @@ class Bm25Index(NamedTuple):
     return best.rankings(self.search(queries, k), self.ids)
 
 
-def build(
-  ids: Sequence[str],
-  texts: Sequence[str],
-  *,
-  k1: float = K1,
-  b: float = B,
-  language: str = LANGUAGE,
+def build(ids: Sequence[str], texts: Sequence[str], **settings: Any) -> Bm25Index:
+  """`build_texts` of passages in memory."""
+  return build_texts(map(Text, ids, given.texts(texts)), **settings)
+
+
+def build_texts(
+  passages: Iterable[Text], *, k1: float = K1, b: float = B, language: str = LANGUAGE
 ) -> Bm25Index:
-  """Indexes the passages.
+  """Indexes a stream of passages: ids and word numbers are in memory, texts are not.
 
   Args:
     k1: saturation of repeated words.
     b: discount of long passages, 0 to 1.
     language: of the stemmer and stop words, or 'none'.
   """
-  passages = map(Text, ids, given.texts(texts))
-  return build_texts(passages, k1=k1, b=b, language=language)
-
-
-def build_texts(
-  passages: Iterable[Text], *, k1: float = 1.5, b: float = 0.75, language: str = 'english'
-) -> Bm25Index:
-  """`build` from a stream: ids and word numbers are in memory, texts are not."""
   check_settings(k1, b, language)
   ids: list[str] = []
 
@@ -204,3 +200,75 @@ def _load(root: epath.Path, sidecar: dict[str, Any]) -> Bm25Index:
   ids = read_ids(root / _IDS)
   index = _bm25s().BM25.load(root, show_progress=False)
   return Bm25Index(index, ids, counts.language)
+
+
+INDEX_FOLDER: Any = {'what': 'a BM25 index', 'ours': is_index, 'flag': '--index_dir'}
+
+
+def search_files(
+  corpus: PathLike,
+  queries: PathLike,
+  k: int,
+  *,
+  columns: Mapping[str, str] = _NONE,
+  qrels: PathLike | None = None,
+  index_dir: PathLike | None = None,
+  drop_same_id: bool = False,
+  settings: Mapping[str, Any] = SETTINGS,
+) -> tuple[trec.Run, dict[str, Any]]:
+  """Searches a corpus for queries; returns the run and its report.
+
+  Args:
+    columns: names of columns, see `text.texts.columns_of`.
+    qrels: judgements; only the queries judged here are searched for.
+    index_dir: keeps the index for the same passages and settings.
+    drop_same_id: leave out the passage with the id of its query.
+  """
+  check_settings(**settings)
+  passages = Texts(corpus, 'passage', columns=columns_of('passage', columns))
+  read = read_texts(queries, 'query', columns=columns_of('query', columns))
+  texts = {query.id: query.text for query in read}
+  unknown: list[str] = []
+  if qrels is not None:
+    from dprjax.text.qrels import read_qrels
+
+    judged = read_qrels(qrels)
+    unknown = [query_id for query_id in judged if query_id not in texts]
+    sentence = f'{qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {queries}'
+    report_ids(sentence, unknown)
+    texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
+    if not texts:
+      raise InputError(f'{qrels}: it judges no query of {queries}')
+  corpus_sha256 = passages.sha256()
+  started = time.perf_counter()
+  fingerprint = f'{corpus_sha256} {sorted(settings.items())} words {WORDS}'
+  index = load(index_dir, fingerprint) if index_dir else None
+  if index is None:
+    index = build_texts(passages, **settings)
+    if index_dir:
+      with outputs.claim_folder(index_dir, {}, **INDEX_FOLDER):
+        save(index, index_dir, fingerprint)
+  elif index_dir:
+    outputs.clear(index_dir)
+  indexed = time.perf_counter()
+  found = index.search(list(texts.values()), k + drop_same_id)
+  seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
+  run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
+  empty = [query_id for query_id, ranking in run if not ranking]
+  sentence = f'{len(empty):,} of {counted(len(run), "queries")} share no word with a passage'
+  report_ids(f'{queries}: {sentence}', empty)
+  if drop_same_id:
+    run = run.keep(~run.same_id()).top(k)
+  return run, {
+    'index': 'bm25s',
+    'settings': dict(settings),
+    'k': k,
+    'drop_same_id': drop_same_id,
+    'queries': len(run),
+    'passages': len(index.ids),
+    'unknown_queries': len(unknown),
+    'queries_without_passages': len(empty),
+    'seconds': seconds,
+    'queries_per_second': len(run) / seconds['search'],
+    'corpus_sha256': corpus_sha256,
+  }

@@ -188,14 +188,11 @@ def search(
   corpus: Float[np.ndarray, 'n H'] | Sequence[Rows],
   k: int,
   *,
-  devices: Sequence[jax.Device] | None = None,
-  block_rows: int = 32_768,
   block_queries: int = 512,
-  ids_at: best.Ids = best.numbers,
+  **options: Any,
 ) -> TopK:
-  """One search of a corpus that may exceed memory; see `ExactIndex` and `ExactIndex.search`."""
-  index = ExactIndex(corpus, devices=devices, block_rows=block_rows, keep=False, ids_at=ids_at)
-  return index.search(queries, k, block_queries=block_queries)
+  """One search of a corpus that may exceed memory, with the options of `ExactIndex`."""
+  return ExactIndex(corpus, keep=False, **options).search(queries, k, block_queries=block_queries)
 
 
 def search_part(
