@@ -28,13 +28,11 @@ if TYPE_CHECKING:  # imports JAX
 
 logger = logging.getLogger('dprjax')
 
-Compile = Callable[['programs.Job'], 'compiling.Program']
-
 
 def plan(
   arguments: Sequence[str],
   target: targets.Target,
-  compile_program: Compile,
+  compile_program: Callable[['programs.Job'], 'compiling.Program'],
   *,
   rows: int = 64,
   find: bool = True,
@@ -58,7 +56,9 @@ def plan(
     at_once = rows
     if length:
       at_once = embedder.rows_at_once(target.platform, target.devices, rows, length)
-    return programs.CompileJob(target.name, (*_without(arguments, more), *more), length, at_once)
+    replaced = {flag.partition('=')[0] for flag in more}
+    others = [argument for argument in arguments if argument.partition('=')[0] not in replaced]
+    return programs.CompileJob(target.name, (*others, *more), length, at_once)
 
   def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))
@@ -87,11 +87,6 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
   made = compiling.compile_program(job, limit)
   logger.info('%s: compiled %s; fits: %s', job.target, what, tables.fits(made))
   return made
-
-
-def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
-  keys = {flag.partition('=')[0] for flag in more}
-  return [argument for argument in arguments if argument.partition('=')[0] not in keys]
 
 
 def report(found: 'tables.Plan') -> str:

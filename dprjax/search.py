@@ -99,7 +99,7 @@ def _command(args: Flags) -> None:
     if args.index_dir:
       outputs.check_folder(args.index_dir, inputs, **searching.INDEX_FOLDER)
     machine.keep_programs()
-    run, report = _search(args, process, processes)
+    run, report = _search(args)
     if process:
       return
     trec.write_reported(
@@ -107,15 +107,13 @@ def _command(args: Flags) -> None:
     )
 
 
-def _search(args: Flags, process: int, processes: int) -> tuple[trec.Run, dict[str, Any]]:
+def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
   uri = args.engine.uri
   if uri is None:
     flags.refuse(args.engine, ('where', 'search_param', 'collection'), 'uri=ENGINE:PLACE')
     if args.retriever is None:
       return searching.search_folders(
         *(args.corpus, args.queries, args.k),
-        process=process,
-        processes=processes,
         drop_same_id=args.drop_same_id,
         **{name: getattr(args, name) for name in _OPTIONS},
       )

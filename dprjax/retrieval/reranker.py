@@ -65,9 +65,9 @@ class Reranker:
     score_rows: Callable[[Any, jax.Array, jax.Array, EncoderOptions], jax.Array],
     own: tuple[Any, ...],
     *,
-    mesh: Mesh | None,
-    batch_size: int,
-    dtype: str,
+    mesh: Mesh | None = None,
+    batch_size: int = 64,
+    dtype: str = 'auto',
   ):
     """For subclasses: ``score_rows(params, rows, lengths, options) -> [B]`` scores ``Packed.rows``.
 
@@ -153,11 +153,9 @@ class CrossEncoder(Reranker):
     backbone: hub.Backbone,
     tokenizer: tokenizing.Tokenizer,
     max_length: int,
-    *,
-    mesh: Mesh | None = None,
-    batch_size: int = 64,
-    dtype: str = 'auto',
+    **options: Any,
   ):
+    """See ``load``; ``options`` are mesh, batch_size and dtype."""
     head = _check_head(backbone.heads.get('classifier'), backbone.path).params
     model = backbone.config
     self.labels = head['output']['bias'].shape[0]
@@ -170,12 +168,7 @@ class CrossEncoder(Reranker):
       pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
       return heads.score_pairs(model, encoder, head, *pair[:3], options=options)
 
-    super().__init__(
-      *(backbone, tokenizer, template, max_length, score_rows, (head,)),
-      mesh=mesh,
-      batch_size=batch_size,
-      dtype=dtype,
-    )
+    super().__init__(backbone, tokenizer, template, max_length, score_rows, (head,), **options)
 
   @classmethod
   def load(

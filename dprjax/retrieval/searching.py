@@ -42,25 +42,25 @@ def search_folders(
   k: int,
   *,
   rescore: str | None = None,
-  process: int = 0,
-  processes: int = 1,
   **options: Any,
 ) -> tuple[trec.Run, dict[str, Any]]:
   """Searches folders of embeddings, with the ``options`` of `search`.
 
+  Of several processes, which need index='exact', each searches a part; all get the whole result.
+
   Args:
     corpus: parts of one corpus, which are searched as one.
-    process, processes: the part of the corpus that this process searches, with index='exact'.
   """
+  import jax
+
   if not corpus:
     raise InputError('the search of embeddings needs --corpus')
+  process, processes = jax.process_index(), jax.process_count()
 
   def load(folder: str) -> embeddings.Embeddings:
     return embeddings.load_embeddings(folder, process=process, processes=processes)
 
   parts = [load(folder) for folder in corpus]
-  for part in parts:
-    part.check_side('passage', '--corpus')
   again = None if rescore is None else load(rescore)
   found = [load(folder) for folder in queries]
   return search(embeddings.join(parts, '--corpus'), found, k, rescore=again, **options)
