@@ -159,14 +159,14 @@ class Choice(NamedTuple):
       f'of losing more than {LOSS:g}: {percent(chosen.loss)}{self._on_new_answers}'
     )
 
-  def record(self, weights: Mapping[Candidate, float] | None = None) -> dict[str, Any]:
+  def record(self, weights: Mapping[Candidate, float]) -> dict[str, Any]:
     """The content of choice.json; ``weights``: of BM25 in each fusion."""
     return {
       'format': FORMAT,
       'verdict': self.verdict,
       'chosen': list(self.candidate),
       'candidates': [
-        {**name._asdict(), **estimate._asdict(), 'bm25_weight': (weights or {}).get(name)}
+        {**name._asdict(), **estimate._asdict(), 'bm25_weight': weights.get(name)}
         for name, estimate in self.estimates.items()
       ],
       'queries': self.queries,

@@ -303,10 +303,9 @@ def _named(tables: 'DuckDBPyConnection', rows: str) -> list[str]:
   ]
 
 
-def _count(tables: 'DuckDBPyConnection', rows: str, **parameters: Any) -> int:
-  found = tables.execute(f'SELECT count(*) FROM {rows}', parameters).fetchone()
-  assert found
-  return found[0]
+def _count(tables: 'DuckDBPyConnection', rows: str) -> int:
+  ((count,),) = tables.execute(f'SELECT count(*) FROM {rows}').fetchall()
+  return count
 
 
 def _rank(
