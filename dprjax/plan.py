@@ -105,9 +105,7 @@ class Flags:
     'override an option, for example --config.batch_size=512; config.backbone.path may also be '
     'bert-base, roberta-large and so on, or a config.json',
   )
-  target: tuple[str, ...] = flag(
-    'a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be repeated', metavar='NAME'
-  )
+  target: tuple[str, ...] = flag('v5e:2x4, h100:8, cpu ...; may be repeated', metavar='MACHINE')
   out: str | None = flag('the tables as Markdown', None, metavar='plan.md')
   batch_size: int = flag(
     'texts of a forward pass, over all devices, as in dprjax.encode', 64, most=2**20, metavar='N'
@@ -129,13 +127,12 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
   with cli.loading():
     from dprjax.planning import tables
 
-  compile_program = functools.partial(compile_aloud, limit=args.timeout)
   written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(args.experiment)}\n']
   for machine in machines:
     found = plan(
       args.experiment,
       machine,
-      compile_program,
+      functools.partial(compile_aloud, limit=args.timeout),
       rows=args.batch_size,
       find=args.search,
       forward=args.forward,

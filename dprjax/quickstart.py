@@ -96,8 +96,7 @@ def quickstart(
   def run(found: Any, ids: Sequence[str]) -> trec.Run:
     return trec.run_from_rows(list(asked), ids, found.rows, found.scores)
 
-  wanted = list(asked.values())
-  bm25 = bm25_index.build_texts(passages)
+  wanted, bm25 = list(asked.values()), bm25_index.build_texts(passages)
   runs = {
     _FROZEN: run(dense(wanted, _FROZEN, _DEPTH), corpus.ids),
     _BM25: run(bm25.search(wanted, _DEPTH), bm25.ids),
