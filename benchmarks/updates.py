@@ -85,9 +85,7 @@ class Update:
     self._number = 0
     self.metrics: dict[str, jax.Array] = {}
     self.compiled = (
-      trainings.make_update(method, layout.optimizer, list(frozen))
-      .lower(self._state, *self._rest, 1)
-      .compile()
+      trainings.make_update(method, layout).lower(self._state, *self._rest, 1).compile()
     )
 
   def __call__(self, steps: int = 1) -> None:
@@ -139,7 +137,7 @@ def retrieval_flops(
   names = tree.trainable_names(config.trainable, list(params))
   layout = trainings.lay_out(config, params, names, mesh, 1000)
   shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in batch.items()}
-  return trainings.lower(config, method, layout, params, shapes)
+  return trainings.lower(method, layout, params, shapes)
 
 
 def parameters(model: EncoderConfig) -> dict[str, Any]:

@@ -38,9 +38,10 @@ def _command(args: Flags) -> int:
   config = configs.parse(args.experiment)
   embedded = configs.embed(config, configs.given(args.experiment))
   with cli.loading():
-    from dprjax.training import checkpoint, stored_config, train
+    from dprjax.training import checkpoint, train
+    from dprjax.training import workdir as workdirs
   checkpoint.pass_over_closed_loops()
-  workdir = args.workdir or stored_config.default_workdir(args.experiment, config)
+  workdir = args.workdir or workdirs.default_workdir(args.experiment, config)
   if args.workdir is None:
     logger.info('--workdir=%s', workdir)
   if embedded:

@@ -73,10 +73,9 @@ class Trainer:
     self.trainable = tree.trainable_names(config.trainable, list(params))
     layout = updates.lay_out(config, params, self.trainable, devices, steps)
     self.frozen = layout.place(params)[1]
-    names = [*self.frozen]
 
     def update(state, frozen, batch, key, number, interpolate):
-      made = updates.make_update(self.model, layout.optimizer, names, config.ema, interpolate)
+      made = updates.make_update(self.model, layout._replace(interpolate=interpolate))
       return made(state, frozen, batch, key, number)
 
     self._update = jax.jit(update)

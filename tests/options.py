@@ -21,5 +21,5 @@ def with_options(**options):
 
 def check_options(config):
   """Raises InputError for options out of range, or that do not go with others or the method."""
-  configs.check_ranges(config, '-')
+  configs.check_ranges(config)
   methods.of(config)

@@ -12,7 +12,7 @@ from dprjax.base import tree
 from dprjax.models import hub
 from dprjax.retrieval import measures
 from dprjax.text import sources, token_cache, trec
-from dprjax.training import pair_data
+from dprjax.training import cross_encoder
 from tests.workdirs import (
   assert_backbone_moved,
   assert_goes_on,
@@ -116,7 +116,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
     {query.id: query.text for query in dataset.queries},
     {passage.id: passage.text for passage in dataset.passages},
   )
-  chosen = pair_data.candidates(tokens, queries, 5, 42)
+  chosen = cross_encoder.candidates(tokens, queries, 5, 42)
   run = {}
   for query, rows in zip(tokens.query_ids(queries), chosen, strict=True):
     ids = tokens.passage_ids(rows)
@@ -183,7 +183,9 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
   tokens = token_cache.open_cache(tmp_path / 'token_cache' / 'dev_candidates')
   assert (tokens.negative_counts >= 5).all()
   for row, chosen in zip(
-    tokens.query_rows(np.arange(4)), pair_data.candidates(tokens, np.arange(4), 5, 0), strict=True
+    tokens.query_rows(np.arange(4)),
+    cross_encoder.candidates(tokens, np.arange(4), 5, 0),
+    strict=True,
   ):
     assert chosen.tolist() == [*row.relevant, *row.negatives[:5]]
 
@@ -191,11 +193,11 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
 def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   tokens = token_cache.open_cache(first_run.parent / 'token_cache' / 'dev_candidates')
   queries = np.arange(tokens.num_queries)
-  chosen = pair_data.candidates(tokens, queries, 20, 1)
+  chosen = cross_encoder.candidates(tokens, queries, 20, 1)
   for row, rows in zip(tokens.query_rows(queries), chosen, strict=True):
     assert rows[: len(row.relevant)].tolist() == row.relevant.tolist()
     others = rows[len(row.relevant) :].tolist()
     assert len(set(others)) == len(others) == 20 and not set(others) & set(row.relevant.tolist())
-  again, other = (pair_data.candidates(tokens, queries, 20, seed) for seed in (1, 2))
+  again, other = (cross_encoder.candidates(tokens, queries, 20, seed) for seed in (1, 2))
   np.testing.assert_array_equal(np.concatenate(chosen), np.concatenate(again))
   assert any(set(a) != set(b) for a, b in zip(chosen, other, strict=True))

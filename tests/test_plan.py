@@ -95,10 +95,7 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
     experiment.devices,
     {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.arrays.items()},
   )
-  layout = experiment.layout
-  update = updates.make_update(
-    experiment.model, layout.optimizer, list(frozen), layout.ema, layout.interpolate
-  )
+  update = updates.make_update(experiment.model, experiment.layout)
   trained = update.lower(state, frozen, batch, jax.random.key(0), 1).as_text()
 
   def body(text):

@@ -25,9 +25,10 @@ from dprjax.retrieval import choosing, folder
 from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.text import seen, tokenizing
 from dprjax.text.qrels import read_qrels
-from dprjax.training import baseline, checkpoint, choice, stored_config, updates
+from dprjax.training import baseline, checkpoint, choice, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
+from dprjax.training import workdir as workdirs
 from tests import devices
 from tests.options import with_options
 from tests.refusals import command_refused, named_in
@@ -315,9 +316,12 @@ def test_the_average_equals_numpy():
   optimizer = updates.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
   copies = [jax.tree.map(jnp.copy, start) for _ in range(2)]
+  layout = updates.ParameterLayout(
+    {'w': np.dtype('float32')}, {}, frozenset({'w'}), optimizer, None, ema, interpolate
+  )
   state = updates.State(start, optimizer.init(start), *copies)
   method = methods.Model(None, loss, None, {})
-  update = updates.make_update(method, optimizer, [], ema, interpolate)
+  update = updates.make_update(method, layout)
   begin = average = np.array([0.5, -2.0])
   for step in range(1, 13):
     state, _ = update(state, {}, {'x': jnp.ones(2, jnp.float32)}, jax.random.key(0), step)
@@ -428,8 +432,8 @@ def test_starts_from_a_text(go, tmp_path):
   query, passage = (prompt[f'prompt/{side}/prefix'] for side in ('query', 'passage'))
   np.testing.assert_array_equal(query, passage)
   # The text is repeated; positions differ.
-  config = stored_config.load_workdir(tmp_path / 'run')
-  backbone = hub.load_backbone(stored_config.backbone_path(config, tmp_path / 'run'))
+  config = workdirs.load_workdir(tmp_path / 'run')
+  backbone = hub.load_backbone(workdirs.backbone_path(config, tmp_path / 'run'))
   (tokens,) = tokenizing.load_tokenizer(backbone.path).encode_bare(['json string']).values()
   length = query.shape[2]
   assert len(tokens) < length

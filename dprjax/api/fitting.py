@@ -23,7 +23,7 @@ from dprjax.models import artifact, hub
 from dprjax.retrieval import choosing, figures
 from dprjax.retrieval.retriever import Retriever
 from dprjax.text.qrels import write_qrels
-from dprjax.training import baseline, exporting, stored_config, train
+from dprjax.training import baseline, exporting, train
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
@@ -143,7 +143,7 @@ def fit(
           return False
         result = {
           'format': _FORMAT,
-          'backbone': stored_config.backbone_path(config, folder / _TRAINING),
+          'backbone': workdirs.backbone_path(config, folder / _TRAINING),
           'step': found.step,
           'best_step': found.best_step,
           'gain': None if found.gain is None else found.gain._asdict(),

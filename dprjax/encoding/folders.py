@@ -32,6 +32,7 @@ from dprjax.encoding.manifest import (
   Meta,
   Shard,
   cut_shards,
+  describe,
   shard_names,
   shown,
 )
@@ -437,29 +438,3 @@ def _calibrate(
   before = encoder.truncated[side]
   writer.calibrate(encoder.encode(sample, side, topic=topic))
   encoder.truncated[side] = before  # they are encoded again later
-
-
-def describe(
-  encoder: Encoder, side: str, dtype: str, input_sha256: str, topic: int | None = None
-) -> Meta:
-  """The description of vectors in a manifest, for at most one prompt."""
-  entry = encoder.entry()
-  prompt = entry.prompt
-  sha256 = None if prompt is None else sha256_file(prompt.path)
-  query_only = prompt is not None and prompt.query_only
-  return Meta(
-    dimension=encoder.dimension,
-    dtype=dtype,
-    side=side,
-    backbone_sha256=encoder.space_sha256,
-    config_sha256=encoder.config_sha256,
-    tokenizer_sha256=encoder.tokenizer.sha256,
-    prompt_sha256=None if query_only else sha256,
-    query_prompt_sha256=sha256 if query_only and side == 'query' else None,
-    # Implied by the SHA-256 of a query-only prompt; passages do not share it.
-    shift_positions=entry.shift_positions and not query_only,
-    **entry.spec.of_side(side),
-    arithmetic=encoder.dtype,
-    input_sha256=input_sha256,
-    topic=('infer' if topic is None else str(topic)) if encoder.topics else '',
-  )

@@ -83,6 +83,32 @@ _OF_SIDE = ('prefix', 'max_length', 'topic')  # by vectors of one side
 SPACE = (*_SHARED, 'side', *_OF_SIDE)
 
 
+def describe(
+  encoder: Any, side: str, dtype: str, input_sha256: str, topic: int | None = None
+) -> Meta:
+  """The description of the vectors of an `Encoder` with at most one prompt."""
+  entry = encoder.entry()
+  prompt = entry.prompt
+  sha256 = None if prompt is None else files.sha256_file(prompt.path)
+  query_only = prompt is not None and prompt.query_only
+  return Meta(
+    dimension=encoder.dimension,
+    dtype=dtype,
+    side=side,
+    backbone_sha256=encoder.space_sha256,
+    config_sha256=encoder.config_sha256,
+    tokenizer_sha256=encoder.tokenizer.sha256,
+    prompt_sha256=None if query_only else sha256,
+    query_prompt_sha256=sha256 if query_only and side == 'query' else None,
+    # Implied by the SHA-256 of a query-only prompt; passages do not share it.
+    shift_positions=entry.shift_positions and not query_only,
+    **entry.spec.of_side(side),
+    arithmetic=encoder.dtype,
+    input_sha256=input_sha256,
+    topic=('infer' if topic is None else str(topic)) if encoder.topics else '',
+  )
+
+
 def of_prompt(spec: 'VectorSpec', prompt: str | None, shift_positions: bool) -> dict[str, Any]:
   """What a prompt decides of the space of its passages; None: it does not change passages."""
   return {

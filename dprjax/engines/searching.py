@@ -31,7 +31,7 @@ def search_texts(
   uri: str, name: str, files: Sequence[str], k: int, retriever: str, **how: Any
 ) -> tuple[trec.Run, dict[str, Any]]:
   """`search` for files of queries, which a retriever encodes; by vectors, also if it fuses."""
-  from dprjax.encoding import folders
+  from dprjax.encoding import manifest
   from dprjax.retrieval import folder
   from dprjax.text.texts import read_several
 
@@ -45,7 +45,7 @@ def search_texts(
       retriever,
     )
   vectors = encoder.encode(texts.values(), 'query')
-  space = folders.describe(encoder, 'query', 'float32', '').space()
+  space = manifest.describe(encoder, 'query', 'float32', '').space()
   return search(uri, name, [*texts], k, vectors, space, **how)
 
 

@@ -12,7 +12,7 @@ from dprjax.models import hub, sentence
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import tokenizing, vocabularies
 from dprjax.text.vector_spec import VectorSpec
-from dprjax.training import encoder_settings
+from dprjax.training import dual_encoder
 from dprjax.training.train import VOCABULARIES
 
 
@@ -109,9 +109,9 @@ def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
 
 
 def spec_of(config: ml_collections.ConfigDict, path: str, reserved: int) -> VectorSpec:
-  """How the backbone embeds texts, as `encoder_settings.load`."""
+  """How the backbone embeds texts, as `dual_encoder.load_settings`."""
   if path.startswith('scratch:'):
-    return encoder_settings.load(path, reserved)
+    return dual_encoder.load_settings(path, reserved)
   shape = shape_of(config)
   return sentence.read_folder(_folder(path), shape).at_most(shape.max_tokens - reserved)
 

@@ -30,7 +30,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.planning import backbones, targets
 from dprjax.training import config as configs
-from dprjax.training import encoder_settings, updates
+from dprjax.training import dual_encoder, updates
 from dprjax.training import method as methods
 
 
@@ -68,7 +68,9 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
     )
   if methods.of(config).shapes is None:
     raise InputError(f'config.method: {config.method!r} has no `Method.shapes`, needed by a plan')
-  config, _ = encoder_settings.resolve(config, {}, functools.partial(backbones.spec_of, config))
+  config, _ = dual_encoder.resolve_settings(
+    config, {}, functools.partial(backbones.spec_of, config)
+  )
   return configs.settle(config, platform)
 
 
@@ -121,7 +123,7 @@ class Experiment:
 
   def lower_update(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
     """Lowers the update of `dprjax.train`."""
-    return updates.lower(self.config, self.model, self.layout, self.params, batch)
+    return updates.lower(self.model, self.layout, self.params, batch)
 
   def lower_forward(
     self, rows: int, length: int, memory: float, columns: Sequence[tuple[Any, ...]] = ()

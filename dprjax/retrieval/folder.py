@@ -300,7 +300,7 @@ def _known(
   if not trained.exists():
     return None
   found = embeddings.load_embeddings(trained)
-  own = folders.describe(encoder, 'passage', found.meta.dtype, found.meta.input_sha256)
+  own = manifest.describe(encoder, 'passage', found.meta.dtype, found.meta.input_sha256)
   if manifest.differences(found.meta.space(), own.space()):
     return None
   if digest(passages) != found.meta.input_sha256:
@@ -322,7 +322,7 @@ def open_index(path: files.PathLike, how: Fusion | None) -> Index:
 
 def check_encoder(path: files.PathLike, corpus: embeddings.Embeddings, encoder: Encoder) -> None:
   """Raises InputError if an index was made with another encoder, prompt or settings."""
-  own = folders.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
+  own = manifest.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
   index = str(epath.Path(path) / INDEX)
   manifest.check_same_space(index, corpus.meta.space(), str(path), own.space(), _AGAIN)
 

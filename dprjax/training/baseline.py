@@ -1,8 +1,8 @@
 """The baseline of a training: dev scores before the first step.
 
-They are measured once and kept in the workdir, so a resumed run compares with the same numbers. A
-checkpoint *beats* the baseline if the 95 % interval of its difference in ``config.eval.measure``
-lies above 0. Even useless training usually yields one checkpoint above the baseline.
+They are kept in the workdir, so a resumed run compares with the same numbers. A checkpoint *beats*
+the baseline if the 95 % interval of its difference in ``config.eval.measure`` lies above 0. Even
+useless training usually yields one checkpoint above the baseline.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,11 +43,10 @@ class Gain(NamedTuple):
     low, high: 95 % interval of ``difference`` by the paired bootstrap over dev queries; None
       without values of single queries.
     queries: the number of dev queries; 0 if unknown.
-    better: whether the model beats the baseline, see the module docstring.
+    better: whether the model beats the baseline.
     folds: number of folds of a cross-validated gain; 0: measured on the dev split.
-    new: the difference on dev queries with new answers: none of their relevant passages is relevant
-      to a training query. None if unknown or without such queries.
-    new_queries: the number of such queries; None if unknown.
+    new, new_queries: the difference on dev queries without an answer of a training query, and their
+      number; None if unknown.
   """
 
   measure: str
@@ -64,7 +63,6 @@ class Gain(NamedTuple):
 
   @classmethod
   def read(cls, value: Any, where: str) -> 'Gain | None':
-    """The inverse of ``_asdict``, from a file; None stays None."""
     if value is None:
       return None
     artifact.check_gain(where, value)
@@ -79,7 +77,6 @@ class Gain(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """The result in one sentence, for the user."""
     interval = ''
     if self.low is not None and self.high is not None:
       queries = counted(self.queries, 'queries')
@@ -111,7 +108,6 @@ class Gain(NamedTuple):
 
 
 def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
-  """Compares two evaluations on the same dev split by one measure."""
   before, now = baseline.means[measure], found.means[measure]
   pairs = [
     values - baseline.values[name]
@@ -154,11 +150,7 @@ def saturated(measure: str, scores: Scores) -> str:
 
 
 def scores(folder: epath.Path, evaluate: Callable[[], Scores]) -> Scores:
-  """The baseline of a run, read from its workdir, or measured and written there. All processes call
-  it.
-
-  The means come from process 0; the values may exist only on process 0.
-  """
+  """The baseline of a run, as `kept` in its workdir, or measured and written there."""
   found = kept(folder)
   if found is None:
     found = evaluate()
@@ -180,7 +172,6 @@ def kept(folder: epath.Path, step: int = 0) -> Scores | None:
 
 
 def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
-  """Writes an evaluation into a workdir: of the baseline, or after a step."""
   path = _path(folder, step)
   path.parent.mkdir(exist_ok=True)
   values = {name: each.tolist() for name, each in scores.values.items()}
@@ -201,7 +192,6 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
 
 
 def read(folder: epath.Path, step: int = 0) -> Scores:
-  """Reads an evaluation of `write`."""
   kept = reading.read(_path(folder, step), 'scores', _Scores)
   return Scores(
     kept.means,
@@ -221,7 +211,6 @@ def join(parts: Sequence[Scores]) -> Scores:
 
 
 def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:
-  """A row of metrics.jsonl."""
   values = {f'dev/{name}': value for name, value in scores.means.items()}
   if gain is not None:
     values['dev/gain'] = gain.difference

@@ -56,8 +56,7 @@ class Made(NamedTuple):
     backbone: the initial one.
     done: for the log.
     training: None if it was made from an exported prompt.
-    choice: the record of the choice among candidates.
-    bm25: the fusion with BM25, if that was chosen.
+    choice, bm25: the record of the choice among candidates, and the fusion with BM25 in it.
   """
 
   product: methods.Product
@@ -72,7 +71,7 @@ class Made(NamedTuple):
 
   @property
   def embeds(self) -> bool:
-    """Whether texts become vectors; False for cross-encoders and for backbones before tuning."""
+    """Whether texts become vectors, unlike for cross-encoders and backbones before tuning."""
     return all(one.get('spec') is not None for one in self.product.encoders.values())
 
 
@@ -86,15 +85,19 @@ def hub_name(backbone: str) -> str | None:
 
 def write(options: ExportOptions, made: Made, folder: str) -> str:
   """The card of a published folder: YAML for the hub, Markdown for people."""
-  encoders = made.product.encoders
+  encoders, library = made.product.encoders, options.format
+  if library is None:
+    library = 'sentence-transformers' if made.embeds else 'transformers'
+  known = {'prefix': ['prefix-tuning'], 'lora': ['lora']}
+  tags = known.get(_kind(made).name, []) if made.product.prompt else []
   base = options.base_model.name if options.base_model else hub_name(str(made.meta['backbone']))
   head = huggingface_hub.ModelCardData(
     base_model=base,
     base_model_relation=('finetune' if encoders else 'adapter') if base else None,
-    library_name=_library(options, made),
+    library_name='dprjax' if library == 'npz' else library,
     license=options.licence,
     pipeline_tag='sentence-similarity' if made.embeds else None,
-    tags=['dprjax', 'dense-retrieval', *_tags(made)],
+    tags=['dprjax', 'dense-retrieval', *tags],
   )
   parts = [
     f'---\n{head}\n---',
@@ -111,19 +114,8 @@ def write(options: ExportOptions, made: Made, folder: str) -> str:
   return '\n\n'.join(parts) + '\n'
 
 
-def _tags(made: Made) -> list[str]:
-  known = {'prefix': ['prefix-tuning'], 'lora': ['lora']}
-  return known.get(_kind(made).name, []) if made.product.prompt else []
-
-
 def _kind(made: Made) -> adapter.Kind:
   return adapter.find(made.meta.get('kind') or 'prefix', 'a card')
-
-
-def _library(options: ExportOptions, made: Made) -> str:
-  if options.format == 'npz':
-    return 'dprjax'
-  return options.format or ('sentence-transformers' if made.embeds else 'transformers')
 
 
 def _about(made: Made, base: str | None) -> str:

@@ -2,9 +2,9 @@
 
 A checkpoint holds the trainable parameters, the optimiser state, the data position, the state of
 early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS (for
-``sha256sum -c``) names every file and is written last, before the folder gets its name. Sums are
-compared before anything is read, and sums of the scores before the best is chosen. orbax rewrites
-its ``_CHECKPOINT_METADATA`` later, so that file has no sum, and restoring does not depend on it.
+``sha256sum -c``) is written last, before the folder gets its name, and compared before anything is
+read. orbax rewrites its ``_CHECKPOINT_METADATA`` later, so that file has no sum, and restoring does
+not depend on it.
 """
 
 import asyncio
@@ -44,10 +44,8 @@ class Restored(NamedTuple):
 class Checkpoints:
   """The checkpoints of one run, in ``workdir/checkpoints``, saved in the background.
 
-  Args:
-    backbone_sha256: of the frozen backbone (or the whole backbone, if it is trained).
-    keep: number of latest checkpoints kept, besides the best by score.
-    read_only: write nothing, and ignore checkpoints that another process is saving.
+  Keeps the ``keep`` latest ones, and the best by score. ``read_only`` also ignores checkpoints that
+  another process is saving.
   """
 
   def __init__(
@@ -105,7 +103,6 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def best(self) -> int | None:
-    """The step with the highest score, or the latest if none was scored."""
     scored = []
     for step in self.steps():
       score = (self._manager.metrics(step) or {}).get(SCORE)
@@ -128,7 +125,6 @@ class Checkpoints:
     extra: Mapping[str, Any],
     score: float | None = None,
   ) -> None:
-    """Starts saving; ``wait`` or the next ``save`` raises any error."""
     if step in self._manager.all_steps():
       return
     self.wait()
@@ -146,7 +142,6 @@ class Checkpoints:
     )
 
   def wait(self) -> None:
-    """Blocks until the current save is complete on disk."""
     self._guard(self._manager.wait_until_finished)
     if self._removes:
       (self.folder / _REMOVED).rmtree(missing_ok=True)
@@ -154,11 +149,7 @@ class Checkpoints:
   def restore(
     self, step: int, trainable: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any
   ) -> Restored:
-    """Reads a checkpoint, on any mesh and number of processes.
-
-    Args:
-      trainable: placement of the arrays, ``{name: ShapeDtypeStruct with sharding}``.
-    """
+    """Reads a checkpoint, on any mesh and number of processes."""
     if jax.process_index() == 0:  # one process reads everything; the others fail with it
       self._check_sums(step)
     extra = self.extra(step)
@@ -197,7 +188,6 @@ class Checkpoints:
     return {name: np.asarray(leaf) for name, leaf in tree.flatten(trainable).items()}
 
   def extra(self, step: int) -> dict[str, Any]:
-    """The JSON beside the arrays of a checkpoint."""
     with self._undamaged(step):
       return self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))[
         'extra'
@@ -208,7 +198,6 @@ class Checkpoints:
     return _undamaged(self.folder / str(step), remedy, KeyError, OSError)
 
   def close(self) -> None:
-    """Waits as ``wait`` does, and ends the saving threads."""
     try:
       self.wait()
     finally:

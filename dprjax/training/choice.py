@@ -27,12 +27,7 @@ _PARTS = 5  # of held-out queries, without folds
 
 
 class Kept(NamedTuple):
-  """The choice of a run.
-
-  Attributes:
-    choice: the choice, with estimates of all candidates.
-    weights: the weight of BM25 in each fusion.
-  """
+  """The choice of a run, and the weight of BM25 in each fusion."""
 
   choice: choosing.Choice
   weights: Mapping[Candidate, float]
@@ -47,22 +42,18 @@ class Kept(NamedTuple):
     return fusion_of(weight, bm25=bm25_index.SETTINGS)
 
   def best_of(self, model: str) -> tuple[Candidate, choosing.Estimate]:
-    """The better of a model without fusion and with it."""
     own = {name: one for name, one in self.choice.estimates.items() if name.model == model}
     best = max(own, key=lambda name: own[name].expected)
     return best, own[best]
 
   def best_model(self, models: Sequence[str]) -> str:
-    """The model with the largest expected gain, fused or not."""
     return max(models, key=lambda model: self.best_of(model)[1].expected)
 
 
 def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
   """Chooses by the stored evaluations of trainings.
 
-  Args:
-    trainings: by model, the workdir of its training, or the workdirs of its folds. All must have
-      held out the same queries.
+  ``trainings`` has `workdir.scored` by model. All must have held out the same queries.
   """
   scores: dict[Candidate, np.ndarray] = {}
   weights: dict[Candidate, float] = {}
@@ -73,7 +64,8 @@ def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
       scores[FROZEN] = before.values['']
       new = before.new.get('')
       _fuse(FROZEN, before.fused[''], scores, weights)
-      scores[BM25] = before.fused[''][:, _alone()]
+      alone = np.argmax(fusion.candidates(2)[:, 0])  # BM25 without vectors
+      scores[BM25] = before.fused[''][:, alone]
     values, fused = _cross_fitted(folders)
     scores[Candidate(model)] = values
     _fuse(Candidate(model), fused, scores, weights)
@@ -85,18 +77,12 @@ def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
   return baseline.join([baseline.read(folder, step) for folder in folders])
 
 
-def _alone() -> int:
-  """The column of BM25 without vectors."""
-  return int(np.argmax(fusion.candidates(2)[:, 0]))
-
-
 def _fuse(
   model: Candidate,
   fused: Float[np.ndarray, 'queries weights'],
   scores: dict[Candidate, np.ndarray],
   weights: dict[Candidate, float],
 ) -> None:
-  """Adds the fusion of a model with BM25 to the candidates."""
   if len(fused) < 2:  # too few to learn from
     return
   learnt = fusion.learn(fusion.candidates(2), fused)
@@ -166,14 +152,12 @@ def fuser(
 
 
 def fusion_of(weight: float, **more: Any) -> fusion.Fusion:
-  """The fusion of vectors with BM25 under this weight."""
   return fusion.Fusion(
     weights={fusion.BM25: weight, fusion.DENSE: 1 - weight}, method='zscore', **more
   )
 
 
 def trained_model(workdir: epath.Path, config: ml_collections.ConfigDict) -> str:
-  """The name of the candidate trained in a workdir."""
   return workdir.name if workdirs.top(workdir) != workdir else workdirs.model_name(config)
 
 
@@ -203,12 +187,10 @@ class _Written(msgspec.Struct):
 
 
 def write(workdir: epath.Path, kept: Kept) -> None:
-  """Writes a choice into the workdir of a run."""
   files.write_json(workdir / workdirs.CHOSEN, kept.choice.record(kept.weights))
 
 
 def read(workdir: epath.Path) -> Kept | None:
-  """Reads the choice from `write`, or None."""
   path = workdir / workdirs.CHOSEN
   if not path.exists():
     return None

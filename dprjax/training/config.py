@@ -65,7 +65,6 @@ def values(section: types.SimpleNamespace) -> dict[str, Any]:
 def replace(
   config: ml_collections.ConfigDict, changes: Mapping[str, Any]
 ) -> ml_collections.FrozenConfigDict:
-  """A copy with new values of some options, by full name such as ``data.fold``."""
   changed = ml_collections.ConfigDict(config.to_dict())
   with changed.ignore_type():  # of 'auto'
     for name, value in changes.items():
@@ -82,7 +81,7 @@ def resolve(
   Prompts for queries only come first, since they are the fastest to train, and later ones may stop
   early.
   """
-  check_ranges(config, prefix_of(config))
+  check_ranges(config)
   if not config.alternatives:
     _check_together(config)
     return {'': ml_collections.FrozenConfigDict(config)}
@@ -101,12 +100,6 @@ def resolve(
     _check_together(experiments[name])
   return dict(sorted(experiments.items(), key=lambda item: item[1].prompt.sides != 'query'))
 
-
-_DATA = {  # what a recipe needs, by format
-  'corpus': 'files or folders of text, separated by commas',
-  'dpr': 'the folder of train.json and dev.json of Natural Questions, as DPR has them',
-  'msmarco': 'the folder of collection.tsv, queries.train.tsv and qrels.train.tsv of MS MARCO',
-}
 
 # Packages whose docstrings are the data of a recipe without other data.
 EMBEDDED = 'stdlib'
@@ -238,7 +231,6 @@ def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
 
 
 def given(arguments: Sequence[str]) -> set[str]:
-  """The options set on a command line, such as ``data.hold_out``."""
   keys = (word.partition('=')[0] for word in arguments)
   return {key.removeprefix('--config.') for key in keys if key.startswith('--config.')}
 
@@ -321,7 +313,6 @@ def option(config: ml_collections.ConfigDict, name: str) -> Any:
 
 
 def _unknown(arguments: Sequence[str]) -> str:
-  """The message about an unknown option on the command line, or ''."""
   named = [word for word in arguments if word.partition('=')[0] == '--config']
   if len(named) == len(arguments):
     return ''
@@ -378,16 +369,11 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the options of every method, before anything is read or written.
-
-  A custom method checks its own section, such as ``config.toy`` for ``lab.toy``, by ``check_own``.
-  """
-  check_ranges(config, prefix_of(config))
+  check_ranges(config)
   _check_together(config)
 
 
 def _check_together(config: ml_collections.ConfigDict) -> None:
-  """Checks options that depend on each other, for every method."""
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'
@@ -396,10 +382,9 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise InputError('config.data.dir: the entries of config.tasks name their own; leave it empty')
   for name, section in data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
-      wanted = _DATA.get(section.format, 'a folder with queries, corpus and judgements')
       raise InputError(
-        f'config.{name}.dir is empty; --config.{name}.dir=DIR names {wanted}: see docs/recipes.md '
-        'and docs/own-data.md'
+        f'config.{name}.dir is empty; --config.{name}.dir=DIR names the data, such as a folder '
+        'with queries, corpus and judgements: see docs/recipes.md and docs/own-data.md'
       )
   if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 if config.steps is 0')
@@ -462,11 +447,10 @@ def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.F
   return replace(config, {'backbone.dtype': dtype} if config.backbone.dtype == 'auto' else {})
 
 
-def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:
+def check_ranges(config: ml_collections.ConfigDict, name: str = 'config') -> None:
   """Checks that exactly the known options exist and are in range.
 
-  Args:
-    own: the prefix of options of a custom method, which `check_own` checks.
+  Those in the section of a custom method are left to `check_own`.
   """
   for module in methods.option_modules(str(config.get('method')), config):
     if lacks := [section for section in vars(module.table()) if section not in config]:
@@ -474,7 +458,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
         f'{name}.method={config.method}: the config lacks its options {", ".join(lacks)}; begin '
         f'with a recipe of this method, or with default({config.method!r}) in a config file'
       )
-  known, given = _known(config, name), flat(config.to_dict())
+  known, given, own = _known(config, name), flat(config.to_dict()), f'{_own_section(config)}.'
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
   given = {key: value for key, value in given.items() if key in known or not key.startswith(owns)}
   options.check(known, given, name, 'dprjax configs --options')
@@ -482,7 +466,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
   """Checks the options of a custom method against its table."""
-  section = prefix_of(config).removesuffix('.')
+  section = _own_section(config)
   settings = config.get(section)
   given = settings.to_dict() if isinstance(settings, ml_collections.ConfigDict) else {}
   options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
@@ -568,9 +552,9 @@ def to_json(config: ml_collections.ConfigDict) -> str:
   return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list)
 
 
-def prefix_of(config: ml_collections.ConfigDict) -> str:
-  """The prefix of options of a custom method: ``toy.`` for ``lab.toy``."""
-  return str(config.get('method')).rpartition('.')[2] + '.'
+def _own_section(config: ml_collections.ConfigDict) -> str:
+  """The section of a custom method: ``toy`` for ``lab.toy``."""
+  return str(config.get('method')).rpartition('.')[2]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -11,6 +11,8 @@ There are no in-batch negatives, so the loss is a mean over queries, and ``grad_
 averages over chunks.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,22 +21,25 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 from ml_collections import ConfigDict
 
 from dprjax.base import mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
+from dprjax.encoding.embedder import Embedder
 from dprjax.losses import distillation
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import heads, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
-from dprjax.models.template import Template, bare, fill, unpack
-from dprjax.text import tokenizing
+from dprjax.models.template import Packed, Template, bare, fill, unpack
+from dprjax.retrieval import measures
+from dprjax.text import token_cache, tokenizing, trec
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import dev_ranking, dual_encoder, pair_data, retrieval_data
+from dprjax.training import dev_ranking, dual_encoder, retrieval_data
+from dprjax.training.dev_ranking import of_queries
 from dprjax.training.method import (
   BatchShapes,
   DataSource,
@@ -43,6 +48,7 @@ from dprjax.training.method import (
   Model,
   Parts,
   Product,
+  Scores,
   TrainingData,
 )
 from dprjax.training.options import SET
@@ -63,7 +69,6 @@ class Classifier(NamedTuple):
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """The loss of ``config.cross_encoder``."""
   of_pairs = build_classifier(config, model, devices, tokenizer)
   settings = config.cross_encoder
 
@@ -82,7 +87,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 def build_classifier(
   config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer
 ) -> Classifier:
-  """The encoder with a classifier of pairs."""
   settings = config.cross_encoder
   if model.family.classifier_tensors is None:
     raise InputError(
@@ -147,10 +151,9 @@ def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
 
 
 def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
-  """Mean binary cross-entropy of the pairs of each query; column 0 is relevant, the others are not.
+  """Mean binary cross-entropy of the pairs of each query; column 0 is relevant.
 
-  With 2 labels this equals the cross-entropy of the labels, since the score is the difference of
-  logits.
+  With 2 labels this is their cross-entropy, since the score is the difference of logits.
   """
   return jnp.mean(
     jnp.concatenate([jax.nn.softplus(-scores[:, :1]), jax.nn.softplus(scores[:, 1:])], axis=1),
@@ -163,7 +166,7 @@ def find_data(
 ) -> DataSource:
   """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
   found = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
-  return pair_data.with_negatives(found).texts()
+  return with_negatives(found).texts()
 
 
 def templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
@@ -182,9 +185,9 @@ class Candidates(Retrieval):
 
     def evaluation(built: Model) -> Evaluate:
       (template,) = templates(tokenizer)['pair']
-      scorer = pair_data.Scorer(built, self.config, self.devices, tokenizer, template, longest)
+      scorer = Scorer(built, self.config, self.devices, tokenizer, template, longest)
       wanted = dev_ranking.measure_names(self.config, 'nDCG@10', 'RR@10')
-      return pair_data.ranking(self, scorer, tokenizer, wanted)
+      return ranking(self, scorer, tokenizer, wanted)
 
     return TrainingData(
       # make_batches counts random replacements of missing negatives.
@@ -196,6 +199,112 @@ class Candidates(Retrieval):
       ids=lambda batch: f'queries {shorten(tokens.query_ids(batch["query_index"]))}',
       evaluation=evaluation if self.dev else None,
     )
+
+
+class Scorer:
+  """Scores pairs of tokenised texts in a template of at most ``longest`` tokens."""
+
+  def __init__(
+    self,
+    model: Model,
+    config: ConfigDict,
+    devices: Mesh,
+    tokenizer: Tokenizer,
+    template: Template,
+    longest: int,
+  ):
+    def embed(params: Any, *batch: Array) -> Array:
+      return model.embed(tree.unflatten(params), 'pair', *batch)
+
+    self._template, self._longest, self._pad_id = template, longest, tokenizer.pad_id
+    self._opening, self._closing = len(tokenizer.opening), len(tokenizer.closing)
+    self._embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
+
+  def pack(
+    self, first: Sequence[Int32[np.ndarray, ' _']], second: Sequence[Int32[np.ndarray, ' _']]
+  ) -> Packed:
+    """Packs the texts of each pair into one row."""
+
+    def bare(row: np.ndarray) -> np.ndarray:
+      return row[self._opening : len(row) - self._closing]
+
+    texts = ([bare(row) for row in rows] for rows in (first, second))
+    return self._template.pack(list(texts), self._longest, self._pad_id)
+
+  def __call__(
+    self, params: Mapping[str, jax.Array], packed: Packed, number: int | None = None
+  ) -> Float[np.ndarray, ' n']:
+    """The scores of pairs; ``number`` is their task, if the model takes one."""
+    columns = [packed.lengths]
+    if number is not None:
+      columns.append(np.full(len(packed.lengths), number, np.int32))
+    return self._embedder(params, packed.rows, columns=columns)[:, 0]
+
+
+def with_negatives(data: Retrieval) -> Retrieval:
+  """The same data, where held-out queries keep their mined negatives as candidates."""
+  if data.dev is None or not data.dev.held_out:
+    return data
+  return dataclasses.replace(
+    data, dev=dataclasses.replace(data.dev, negatives=data.train.negatives)
+  )
+
+
+def candidates(
+  tokens: token_cache.TokenCache, queries: np.ndarray, count: int, seed: int
+) -> list[np.ndarray]:
+  """Passages to re-rank for each query: relevant ones, ``count`` negatives, then random ones."""
+  chosen = []
+  for query, row in zip(queries.tolist(), tokens.query_rows(queries), strict=True):
+    negatives = row.negatives[:count]
+    if len(negatives) < count:
+      drawn = np.random.default_rng([seed, query]).integers(
+        0, tokens.num_passages, 2 * count + len(row.relevant), dtype=np.int32
+      )
+      drawn = tokens.canonical[drawn]
+      taken = tokens.canonical[np.concatenate([row.relevant, negatives])]
+      drawn = drawn[~np.isin(drawn, taken)]
+      _, first = np.unique(drawn, return_index=True)
+      negatives = np.concatenate([negatives, drawn[np.sort(first)][: count - len(negatives)]])
+    chosen.append(np.concatenate([row.relevant, negatives]))
+  return chosen
+
+
+def ranking(
+  data: Retrieval,
+  scorer: Scorer,
+  tokenizer: Tokenizer,
+  wanted: Sequence[str],
+  number: int | None = None,
+) -> Evaluate:
+  """Evaluates re-ranked candidates of dev queries."""
+  settings = data.config.cross_encoder
+  assert data.dev is not None
+  # The dev cache of a dual encoder has no negatives.
+  tokens = data.open_cache('dev_candidates', data.dev, tokenizer)
+  queries = np.arange(min(tokens.num_queries, settings.dev_queries or tokens.num_queries))
+  rows = tokens.query_rows(queries)
+  chosen = candidates(tokens, queries, settings.candidates, data.config.seed)
+  flat = np.concatenate(chosen)
+  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
+  counts = [len(passages) for passages in chosen]
+  ends = list(itertools.accumulate(counts))
+  qrels = data.make_qrels(query_ids, rows, dict(zip(flat.tolist(), passage_ids, strict=True)))
+  packed = scorer.pack(
+    [row.tokens for row, count in zip(rows, counts, strict=True) for _ in range(count)],
+    tokens.passage_tokens(flat),
+  )
+
+  def evaluate(params: Mapping[str, Array]) -> Scores:
+    scores = scorer(params, packed, number).tolist()
+    rankings = {
+      query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
+      for query, count, end in zip(query_ids, counts, ends, strict=True)
+    }
+    found = measures.measure(trec.run_from_dict(rankings), qrels, wanted)
+    return Scores(found['mean'], of_queries(found, wanted[0]))
+
+  return evaluate
 
 
 def export(

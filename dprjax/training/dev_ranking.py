@@ -1,6 +1,9 @@
 """Retrieval quality on a dev split: which passages dev queries find, and how a model ranks them."""
 
+import dataclasses
 import functools
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,20 +15,27 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int32
 from ml_collections import ConfigDict
 
-from dprjax.base import distributed, tree
+from dprjax.base import arrays, distributed, tree
+from dprjax.base.counts import counted
+from dprjax.encoding import manifest
+from dprjax.encoding import text_encoder as inference
 from dprjax.encoding.embedder import Embedder, EmbedFn
+from dprjax.models import hub
 from dprjax.retrieval import best, exact, measures
-from dprjax.text import sources, token_cache, trec
+from dprjax.text import sources, token_cache, trec, vector_spec
 from dprjax.text.qrels import Qrels
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training.frozen import Frozen
+from dprjax.training import workdir as workdirs
 from dprjax.training.method import Evaluate, Scores
 
 if TYPE_CHECKING:
   from dprjax.training.query_only import DiskVectors
 
 logger = logging.getLogger('dprjax')
+
+FROZEN = 'frozen'  # folder in the workdir
+_MOST_KEPT = 100_000  # texts
 
 
 def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
@@ -35,13 +45,11 @@ def texts_cut(tokens: token_cache.TokenCache) -> dict[str, tuple[int, int]]:
 
 
 def measure_names(config: ConfigDict, *others: str) -> list[str]:
-  """``config.eval.measure`` and others."""
   measures.check_name(config.eval.measure, 'config.eval.measure')  # before the training
   return list(dict.fromkeys([config.eval.measure, *others]))
 
 
 def of_queries(metrics: measures.Metrics, measure: str) -> dict[str, np.ndarray]:
-  """``Scores.values`` of a ranking."""
   return {'': np.array(list(metrics['per_query'][measure].values()))}
 
 
@@ -90,6 +98,87 @@ class Splits(Protocol):
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
   ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None: ...
+
+
+class Frozen:
+  """The baseline of a run: its encoder as `dprjax.encode` runs it without a prompt.
+
+  Lengths, pooling, normalisation and prefixes are those of the backbone folder, not of the
+  experiment. So all alternatives and folds of a run are compared with the same baseline: the scores
+  that a user has without training. They are the attribute ``spec``.
+  """
+
+  def __init__(self, config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer):
+    self._config, self._tokenizer = config, tokenizer
+    self._path = workdirs.backbone_path(config, workdir)
+    self._folder = workdirs.top(workdir) / FROZEN
+    self.spec = hub.load_spec(self._path)
+
+  def differs(self, side: str) -> bool:
+    """Whether the experiment makes the vectors of a side with other settings than the baseline."""
+    return self.spec.of_side(side) != vector_spec.of_config(self._config).of_side(side)
+
+  def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
+    """Log lines about settings in which training differs; ``cut`` is (cut, all) texts by side."""
+    theirs, ours = self.spec, vector_spec.of_config(self._config)
+    lines = []
+    for side, plural in zip(SIDES, ('queries', 'passages'), strict=True):
+      count, of = cut[side]
+      length, longer = ours.max_length(side), theirs.max_length(side)
+      if count and length < longer:
+        lines.append(
+          f'{count:,} of {counted(of, plural)} cut at {length} tokens '
+          f'(config.data.{side}_max_length); the baseline reads {longer}'
+        )
+    for name in ('pooling', 'normalize', *(f'{side}_prefix' for side in SIDES)):
+      own, other = getattr(ours, name), getattr(theirs, name)
+      if own != other:
+        option = f'data.{name}' if name.endswith('_prefix') else name
+        lines.append(
+          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
+          'prompt'
+        )
+    return lines
+
+  def vectors(
+    self, side: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
+  ) -> Float[np.ndarray, 'n H']:
+    """Vectors of the texts, ``made`` if given. Up to 100,000 are kept in the workdir."""
+    if len(texts) > _MOST_KEPT:
+      return self._encoder.encode(texts, side) if made is None else made
+    path = self._folder / f'{side}.npz'
+    # Everything that decides a vector, except the text.
+    settings = manifest.describe(self._encoder, side, 'float32', '')
+    meta = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    known: dict[bytes, np.ndarray] = {}
+    if path.exists():
+      found = arrays.read_arrays(path, 'frozen vectors', remedy='remove it to make it again')
+      if str(found.get('meta')) == meta:
+        known = dict(zip(map(bytes, found['texts']), found['vectors'], strict=True))
+    keys = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+    places = {key: place for place, key in enumerate(keys) if key not in known}
+    if places:
+      rows = [*places.values()]
+      new = self._encoder.encode([texts[i] for i in rows], side) if made is None else made[rows]
+      known |= dict(zip(places, new, strict=True))
+      self._folder.mkdir(exist_ok=True)
+      content = {
+        'meta': np.array(meta),
+        'texts': np.array([list(key) for key in known], np.uint8),
+        'vectors': np.stack([*known.values()]),
+      }
+      arrays.write_arrays(path, content)
+    return np.stack([known[key] for key in keys])
+
+  @functools.cached_property
+  def _encoder(self) -> inference.Encoder:
+    return inference.Encoder(
+      dict.fromkeys(SIDES, hub.load_backbone(self._path, on_disk=True)),
+      self._tokenizer,
+      {inference.UNNAMED: inference.BankEntry(None, self.spec)},
+      batch_size=self._config.eval.batch_size,
+      dtype=self._config.backbone.dtype,
+    )
 
 
 class DevRanking:
@@ -155,7 +244,6 @@ class DevRanking:
 
   @functools.cached_property
   def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
-    """Arguments of ``Model.embed`` after the mask, by side."""
     if self._number is not None:
       sizes = {'query': len(self.query_ids), 'passage': len(self.passage_ids)}
       return {side: (np.full(size, self._number, np.int32),) for side, size in sizes.items()}
@@ -175,7 +263,6 @@ class DevRanking:
 
   @functools.cached_property
   def _with_words(self) -> Callable[..., Float[np.ndarray, 'queries weights']] | None:
-    """`choice.fuser` of the dev queries, with ``config.eval.choose``."""
     if not self.data.config.eval.choose:
       return None
     from dprjax.training import choice  # imports BM25
@@ -184,7 +271,6 @@ class DevRanking:
 
   @functools.cached_property
   def fixed(self) -> dict[str, np.ndarray]:
-    """Vectors that training does not change, by side."""
     corpus = sources.locate(self._source)['corpus']
     if self._known is None or sources.locate(self.data.train)['corpus'] != corpus:
       return {}
@@ -193,7 +279,6 @@ class DevRanking:
   def embed(
     self, embedders: Mapping[str, Embedder], params: Mapping[str, jax.Array]
   ) -> dict[str, np.ndarray]:
-    """The vectors by side."""
     return dict(self.fixed) | {
       side: embedders[side](params, self.rows[side], columns=self.columns[side])
       for side in SIDES
@@ -225,16 +310,13 @@ class DevRanking:
     """
     found = Scores({}, {})
     if jax.process_index() == 0:
-      encoder, texts = self._frozen_encoder, self.texts()
+      encoder = Frozen(self.data.config, self.data.workdir, self.tokenizer)
+      texts = self.texts()
       made = {} if encoder.differs('passage') else self.fixed
       found = self.measure(
         {side: encoder.vectors(side, texts[side], made.get(side)) for side in SIDES}
       )
     return found._replace(means=distributed.agree(dict(found.means)))
-
-  @property
-  def _frozen_encoder(self) -> Frozen:
-    return Frozen(self.data.config, self.data.workdir, self.tokenizer)
 
   def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
     k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)

@@ -57,10 +57,9 @@ def contrast(
   corpus: contrastive.Corpus | None = None,
   frozen: Vectors | None = None,
 ) -> Loss:
-  """InfoNCE over the global batch (DPTDR Eq. 3), the terms that the config adds, and metrics.
+  """InfoNCE over the global batch (DPTDR Eq. 3), with the terms that the config adds.
 
-  Args:
-    frozen: vectors of the frozen encoder, for ``config.prompt.regularization``.
+  ``frozen`` are vectors of the frozen encoder, for ``config.prompt.regularization``.
   """
   settings = config.prompt
   by_scores = frozen is not None and settings.regularization_on == 'scores'
@@ -95,13 +94,12 @@ def contrast(
 def squared_distance(
   vectors: Float[Array, '... H'], frozen: Float[Array, '... H']
 ) -> Float[Array, '']:
-  """Mean squared distance from the vectors of the frozen encoder."""
   apart = vectors.astype(jnp.float32) - jax.lax.stop_gradient(frozen).astype(jnp.float32)
   return jnp.mean(jnp.sum(jnp.square(apart), axis=-1))
 
 
 def negative_shares(batch: Batch) -> dict[str, Float[Array, '']]:
-  """Shares of hard negatives by source, and of queries that lack a source; empty without a mix."""
+  """Shares of hard negatives by source, and of queries that lack a source."""
   if 'negative_source' not in batch:
     return {}
   from dprjax.text import batches
@@ -134,17 +132,12 @@ def find_data(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  from dprjax.training import retrieval_data
+  from dprjax.training import retrieval_data  # as above
 
   return retrieval_data.batch_shapes(config, model, tokenizer)
 
 
-OPTIONS = (
-  *dual_encoder.OPTIONS,
-  'distillation.loss',
-  'prompt.sides',
-  'prompt.regularization',
-)
+OPTIONS = (*dual_encoder.OPTIONS, 'distillation.loss', 'prompt.sides', 'prompt.regularization')
 METHOD = Method(
   build,
   find_data,

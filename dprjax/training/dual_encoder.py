@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
-from ml_collections import ConfigDict
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError
@@ -24,7 +24,10 @@ from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.text import vector_spec
 from dprjax.text.vector_spec import SIDES, VectorSpec
+from dprjax.training import config as configs
+from dprjax.training import method as methods
 from dprjax.training.method import Parts, Product
+from dprjax.training.options import AUTO
 
 if TYPE_CHECKING:
   from dprjax.models.head_specs import Head
@@ -39,6 +42,14 @@ OPTIONS = (
   'backbone.two_encoders',
 )
 
+
+# Of the encoder, where `AUTO` is what `dprjax.encode` uses without a prompt.
+SETTINGS = (
+  'pooling',
+  'normalize',
+  *(f'data.{side}_{name}' for name in ('prefix', 'max_length') for side in SIDES),
+)
+_LONGEST = 8192  # of data.query_max_length
 
 Adapters = Mapping[str, Adapter | None]
 """By side; None: the base encoder."""
@@ -56,23 +67,18 @@ class DualEncoder(NamedTuple):
   """The functions of a dual encoder; ``init`` and ``embed`` as in ``Model``.
 
   Attributes:
-    adapters: ``params -> Adapters``.
     encode: ``(params, adapters, side, tokens, mask, key or None) -> [B, H]``.
-    vectors: ``(params, batch, key or None) -> Vectors``, as in `embed_batch`.
+    vectors: see `embed_batch`.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
   adapters: Callable[[Params], Adapters]
-  encode: Callable[
-    [Params, Adapters, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
-    Float[Array, 'B H'],
-  ]
+  encode: Callable[[Params, Adapters, str, Array, Array, Array | None], Float[Array, 'B H']]
   vectors: Callable[[Params, Batch, Array | None], Vectors]
-  embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
+  embed: Callable[[Params, str, Array, Array], Float[Array, 'B H']]
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh) -> DualEncoder:
-  """The dual encoder of ``config`` and the shape ``model``."""
   check_pooling(config, model)
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   two = config.backbone.two_encoders
@@ -136,8 +142,7 @@ def embed_batch(
 
   Args:
     encode: ``(side, tokens [n, T], mask [n, T], *numbers [n], key) -> vectors``.
-    key: for dropout, or None.
-    columns: keys of numbers in the batch, one for each row, passed to ``encode``.
+    columns: keys of these numbers in the batch, one for each row.
   """
   keys, vectors_of = side_keys(key), {}
   for side in SIDES:
@@ -160,13 +165,12 @@ def embed_batch(
 
 
 def side_keys(key: Array | None) -> dict[str, Array | None]:
-  """Dropout keys of queries and passages for one step."""
+  """Dropout keys of queries and passages."""
   keys = (None, None) if key is None else tuple(jax.random.split(key))
   return dict(zip(SIDES, keys, strict=True))
 
 
 def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
-  """Raises InputError for an unknown pooling, or one of a state that sees no text."""
   if config.pooling == 'cls' and model.causal:
     raise InputError(
       "config.pooling: 'cls' is the state of the first token, which sees no other token in a "
@@ -238,7 +242,7 @@ def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> Adapters
 def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
   """The adapter under one dropout mask for the whole batch, if ``dropout_scope='batch'``.
 
-  Called before the batch is cut into chunks, with the key used for encoding.
+  ``key`` is the one used for encoding the chunks.
   """
   rate = config.prompt.dropout
   if adapter is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
@@ -249,14 +253,13 @@ def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None
 def example_dropout(
   config: ConfigDict, adapter: Adapter | None, options: EncoderOptions
 ) -> EncoderOptions:
-  """Options that make the encoder draw a prompt mask for each example, with this scope."""
+  """Options for a prompt mask for each example, with this scope."""
   if adapter is None or config.prompt.dropout_scope != 'example':
     return options
   return options._replace(prompt_dropout=config.prompt.dropout)
 
 
 def bare(params: Params) -> Params:
-  """The parameters without the adapter."""
   return {name: some for name, some in params.items() if name != adapters.SUBTREE}
 
 
@@ -268,7 +271,6 @@ def without_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The trained encoders with their sentence-transformers settings, and the prompt."""
   spec = vector_spec.of_config(config)
   encoders = {}
   if trains(trained, 'backbone'):
@@ -281,7 +283,7 @@ def export(
 def export_prompt(
   config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray], spec: VectorSpec
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Arrays and meta of a trained adapter for a prompt file; empty if none was trained."""
+  """Arrays and meta of a prompt file; empty if no adapter was trained."""
   if not trains(trained, adapters.SUBTREE):
     return {}, {}
   export = _training(config).export
@@ -301,11 +303,7 @@ def export_prompt(
 
 
 def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
-  return {
-    'kind': kind,
-    **spec.to_meta(),
-    'temperature': float(config.temperature),
-  }
+  return {'kind': kind, **spec.to_meta(), 'temperature': float(config.temperature)}
 
 
 def export_heads(
@@ -313,10 +311,7 @@ def export_heads(
   trained: Mapping[str, np.ndarray],
   settings: Mapping[str, Mapping[str, int]],
 ) -> dict[str, 'Head']:
-  """The backbone heads and the trained heads, which replace stored ones.
-
-  ``settings`` are for heads that may be new.
-  """
+  """The heads of the backbone and trained ones; ``settings`` are for heads that may be new."""
   from dprjax.models.head_specs import Head  # only after a training
 
   stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
@@ -327,10 +322,7 @@ def export_heads(
 
 
 def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: int) -> None:
-  """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder positions.
-
-  A prompt that shifts positions uses some of them.
-  """
+  """Raises InputError if ``length`` tokens, set by ``option``, exceed the encoder positions."""
   longest = model.max_tokens - config.prompt.length * config.prompt.shift_positions
   if length > longest:
     raise InputError(
@@ -339,7 +331,7 @@ def check_length(config: ConfigDict, model: EncoderConfig, option: str, length: 
 
 
 def check_fresh(config: ConfigDict, params: Params, fresh: Iterable[str]) -> None:
-  """Raises InputError if a parameter with random values, one of ``fresh``, is not trained."""
+  """Raises InputError if one of ``fresh``, parameters with random values, is not trained."""
   trained = tree.trainable_names(config.trainable, list(tree.flatten(params)))
   if still := [name for name in fresh if name not in trained]:
     top = still[0].partition('/')[0]
@@ -362,3 +354,37 @@ def encoder_params(
     name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)
   }
   return tree.unflatten(tree.flatten(backbone.params) | trained_params)
+
+
+def load_settings(path: str, reserved: int) -> VectorSpec:
+  """The settings of a backbone, with ``reserved`` positions for a prompt."""
+  return VectorSpec() if path.startswith('scratch:') else hub.load_spec(path, reserved)
+
+
+def resolve_settings(
+  config: ConfigDict,
+  begun: Mapping[str, Any],
+  load: Callable[[str, int], VectorSpec] = load_settings,
+) -> tuple[FrozenConfigDict, str]:
+  """The experiment without ``'auto'``, and a log line with the values, or ''.
+
+  In this order: the value in ``begun``, the options of a run that goes on; the value that the
+  method requires; and that of the backbone folder.
+  """
+  names = [name for name in SETTINGS if configs.option(config, name) == AUTO]
+  if not names:
+    return FrozenConfigDict(config), ''
+  reserved = config.prompt.length * config.prompt.shift_positions
+  spec = load(config.backbone.path, reserved).at_most(_LONGEST)
+  requires = methods.load(config.method).requires
+  changes = {}
+  for name in names:
+    own = getattr(spec, name.removeprefix('data.'))
+    changes[name] = begun.get(name, requires.get(name, own))
+  line = ', '.join(f'config.{name}={changes[name]!r}' for name in names if name not in requires)
+  for side in SIDES:
+    buckets, length = config.data[f'{side}_buckets'], changes.get(f'data.{side}_max_length', 0)
+    if length > max(buckets):
+      longer = (n for n in (1024, 2048, 4096, length) if max(buckets) < n <= length)
+      changes[f'data.{side}_buckets'] = (*buckets, *dict.fromkeys(longer))
+  return configs.replace(config, changes), f"from 'auto': {line}" if line else ''

@@ -12,7 +12,7 @@ from dprjax.models import artifact, hub, prompt_folders
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint, stored_config
+from dprjax.training import baseline, card, checkpoint
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
@@ -39,21 +39,17 @@ def export(
       encoder directory has ``query/`` and ``passage/`` if the sides differ, and ``prompt.npz`` if
       there is a prompt.
     step: the checkpoint step; by default the best on the dev split, else the latest.
-    method: the module of the method, if it is outside this package; a config.json must not decide
-      which code is imported.
+    method: the module of the method, if it is outside this package, see ``method.load_named``.
     force: export even if no checkpoint scored above the baseline. Intermediate stages
       (``Method.intermediate``) do not need it.
-
-  Returns:
-    The path written.
   """
-  out, config = epath.Path(out), stored_config.load_workdir(workdir)
+  out, config = epath.Path(out), workdirs.load_workdir(workdir)
   # A run without a choice, such as that of a cross-encoder, may start from no retriever.
   untrained = config.eval.choose and workdirs.why_untrained(workdir) and _as_retriever(out, options)
   workdir = epath.Path(workdir) if untrained else workdirs.trained(workdir)
-  config = stored_config.load_workdir(workdir)
+  config = workdirs.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)
-  path = stored_config.backbone_path(config, workdir)
+  path = workdirs.backbone_path(config, workdir)
   inputs = {
     '--workdir': workdir,
     '--metrics': list(options.metrics.values()),
@@ -135,7 +131,6 @@ def export(
 
 
 def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
-  """Whether a folder is asked for, without a format or a card of its own."""
   return out.suffix != '.npz' and options.format is None and not options.card
 
 
@@ -169,7 +164,6 @@ def _write_untrained(
 
 
 def _describe(aside: epath.Path, made: Made, name: str) -> None:
-  """Makes a retriever of a folder with a prompt or encoders."""
   sha256, encoders, settings = made.meta['backbone_sha256'], made.product.encoders, {}
   if isinstance(sha256, dict):
     sha256 = '+'.join(dict.fromkeys(sha256[side] for side in SIDES))
@@ -250,8 +244,8 @@ def convert(
   tokenizer = tokenizing.load_tokenizer(loaded.path).sha256
   artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
-  done = f'of {found}'
-  return _write(out, inputs, Made(product, prompt.meta, loaded, done, prompt.queries), options)
+  made = Made(product, prompt.meta, loaded, f'of {found}', prompt.queries)
+  return _write(out, inputs, made, options)
 
 
 def _write(
@@ -329,7 +323,7 @@ def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
 def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
   """Checks that a hub name refers to this backbone, if its weights are in the cache.
 
-  If the name is ``needed`` to load the export, a check that cannot be made is logged.
+  A missing check is logged if the name is ``needed`` to load the export.
   """
   try:
     folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', True)

@@ -45,8 +45,8 @@ class _Tracker(NamedTuple):
 class MetricLog:
   """Scalars by step in ``metrics.jsonl`` and ``config.log.to``; the ``active`` process writes.
 
-  A resumed run drops the lines after the step it resumes from, so that the file reads like that of
-  a run without interruption.
+  A run that resumes after ``resume_step`` (-1: the start) drops later lines, so that the file reads
+  like that of a run without interruption.
   """
 
   def __init__(
@@ -56,7 +56,6 @@ class MetricLog:
     config: ml_collections.ConfigDict,
     active: bool = True,
   ):
-    """Opens the log, to continue after ``resume_step``; -1: from the start."""
     self._file = None
     self._trackers: list[_Tracker] = []
     if not active:
@@ -93,7 +92,6 @@ class MetricLog:
 
 
 def _until(path: epath.Path, step: int) -> list[str]:
-  """The lines of a file of metrics up to a step."""
   kept: list[str] = []
   if not files.is_empty(path):
     with reading.open_text(path, 'metrics') as file, reading.decoding(str(path)):

@@ -22,9 +22,95 @@ from dprjax.training import baseline, checkpoint, log, updates
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
-from dprjax.training.selection import Chosen, Result, Trial
 
 logger = logging.getLogger('dprjax')
+
+
+_RACED = 1 / 5  # of the updates; earlier, slow learners would seem worse
+
+
+class Rival(NamedTuple):
+  """The best alternative so far; values of single queries may exist only on process 0."""
+
+  name: str
+  scores: methods.Scores
+
+  def beats(self, measure: str, found: methods.Scores, step: int, total: int) -> bool:
+    """Whether to stop a training with the scores ``found``. All processes call it.
+
+    True after a fifth of its updates, if the 95 % interval of the lead of the rival lies above 0.
+    """
+    low = baseline.compare(measure, found, self.scores).low
+    return distributed.agree(step >= _RACED * total and low is not None and low > 0)
+
+
+class Trial(NamedTuple):
+  """A training, perhaps one of several in a comparison.
+
+  Attributes:
+    whole: whether its parameters are the result of the run; if not, it may end once its gain is
+      known.
+    rival: the alternative that ends this one if it is ahead.
+  """
+
+  config: ml_collections.FrozenConfigDict
+  workdir: epath.Path
+  whole: bool = True
+  rival: Rival | None = None
+
+
+class Result(NamedTuple):
+  """The end of a training.
+
+  Attributes:
+    best, best_step: None without a dev split.
+    done: False if it was interrupted.
+    saturated: whether nothing was trained, since no gain could be significant.
+  """
+
+  step: int
+  best: float | None
+  best_step: int | None
+  done: bool = True
+  gain: baseline.Gain | None = None
+  saturated: bool = False
+
+
+class Chosen(NamedTuple):
+  """The selection by held-out queries, kept in `selection.json`.
+
+  Attributes:
+    gains: by alternative; under '' the cross-fitted gain of the folds.
+    chosen: the alternative; '' without any.
+    steps, schedule: after folds, the updates of the training on all queries, and the length of its
+      learning-rate schedule.
+    best_steps: the best number of updates in each fold; 0 if it gained nothing.
+  """
+
+  gains: Mapping[str, baseline.Gain]
+  chosen: str = ''
+  steps: int = 0
+  schedule: int = 0
+  best_steps: tuple[int, ...] = ()
+
+  @property
+  def gain(self) -> baseline.Gain:
+    return self.gains[self.chosen]
+
+  @property
+  def shown(self) -> str:
+    """The choice of a number of updates, for the log."""
+    of_folds = ', '.join(str(best) if best else 'no gain' for best in self.best_steps)
+    return (
+      f'folds: {counted(self.steps, "updates")} are best over all {len(self.best_steps)} (best '
+      f'of each: {of_folds}); cross-fitted gain {self.gain.shown} on {self.gain.baseline:.4f} '
+      f'before; now {self.steps} of {self.schedule} updates on all queries'
+    )
+
+  def metrics(self) -> dict[str, float]:
+    values = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
+    values |= {'gain': self.gain.difference, 'steps': self.steps}
+    return {f'folds/{name}': float(value) for name, value in values.items() if value is not None}
 
 
 class Setup(NamedTuple):
@@ -67,7 +153,6 @@ class Standing:
 
   @classmethod
   def read(cls, extra: Mapping[str, Any], where: str) -> Self:
-    """From a checkpoint at ``where``."""
     gain = baseline.Gain.read(extra.get('gain'), where)
     names = ('best', 'best_step', 'stale', 'note', 'beaten', 'stopped')
     return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
@@ -77,7 +162,6 @@ class Standing:
     return dataclasses.asdict(self) | {'gain': gain}
 
   def take(self, score: float, step: int, gain: baseline.Gain, patience: int, beaten: str) -> bool:
-    """Records an evaluation and returns whether it is the best so far."""
     better = self.best is None or score > self.best
     if better:
       self.best, self.best_step, self.gain, self.stale = score, step, gain, 0
@@ -111,7 +195,7 @@ class Loop:
     self._every = configs.evaluate_every(config, epoch)
     self._save_every = config.checkpoint.every or epoch
 
-    self._layout = updates.lay_out(
+    layout = updates.lay_out(
       config,
       setup.params,
       setup.trainable,
@@ -120,15 +204,9 @@ class Loop:
       epoch * setup.config.batch_size,
       (*setup.model.sharding, *setup.backbone.config.family.sharding),
     )
-    self._state, self._frozen = self._layout.place(setup.params)
+    self._state, self._frozen = layout.place(setup.params)
     self._untrained = {**self._frozen, **self._state.trainable}
-    self._update = updates.make_update(
-      setup.model,
-      self._layout.optimizer,
-      list(self._frozen),
-      self._layout.ema,
-      self._layout.interpolate,
-    )
+    self._update = updates.make_update(setup.model, layout)
     whole = mesh.replicated(setup.devices)
     self._constants = self._frozen | {
       name: mesh.put(array, whole) for name, array in data.arrays.items()
@@ -168,7 +246,6 @@ class Loop:
 
   @property
   def evaluates(self) -> bool:
-    """Whether there is a dev split."""
     return self._evaluate is not None
 
   @property
@@ -187,7 +264,7 @@ class Loop:
     if self._choice is not None:
       if not self._resumed:
         self._metrics.write(0, self._choice.metrics())
-      say(chosen_by_folds(self._choice))
+      say(self._choice.shown)
     if self._start is not None and not self._resumed:
       self._metrics.write(0, baseline.metrics(self._start))
       whose = (
@@ -205,7 +282,6 @@ class Loop:
         )
 
   def advance(self) -> None:
-    """Runs one update."""
     batch = next(self._batches)
     lengths = tuple(rows.shape[-1] for name, rows in batch.items() if name.endswith('_tokens'))
     if lengths not in self._lengths:
@@ -293,12 +369,10 @@ class Loop:
     return words
 
   def finish(self) -> None:
-    """Waits for the last metrics and checkpoints."""
     self._read_all()
     self._saved.wait()
 
   def _restore(self) -> bool:
-    """Restores the latest checkpoint; returns whether there is one."""
     latest = self._saved.latest()
     if latest is None:
       return False
@@ -359,21 +433,11 @@ def _part_of(workdir: epath.Path) -> str:
   return ' '.join(['training', *(word for part in inside if (word := names.get(part, part)))])
 
 
-def chosen_by_folds(choice: Chosen) -> str:
-  of_folds = ', '.join(str(best) if best else 'no gain' for best in choice.best_steps)
-  return (
-    f'folds: {counted(choice.steps, "updates")} are best over all {len(choice.best_steps)} (best '
-    f'of each: {of_folds}); cross-fitted gain {choice.gain.shown} on {choice.gain.baseline:.4f} '
-    f'before; now {choice.steps} of {choice.schedule} updates on all queries'
-  )
-
-
 def shown_scores(scores: methods.Scores) -> str:
   return '  '.join(f'{name} {value:.4f}' for name, value in scores.means.items())
 
 
 def describe(setup: Setup, state: updates.State, frozen: Mapping[str, Any], total: int) -> None:
-  """Logs parameters, devices and data before the first step."""
   config, devices, say = setup.config, setup.devices, setup.say
   trained, held = tree.count(state.trainable), tree.count(frozen)
   device = devices.devices.flat[0]

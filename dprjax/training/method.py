@@ -1,7 +1,7 @@
 """Methods of training: each is a value `METHOD` in a module, see `training.methods`.
 
-The training loop and the exporter use only this value. A new method often replaces one function of
-another: ``METHOD = dpr.METHOD._replace(build=build, options={build: dual_encoder.OPTIONS})``.
+A new method often replaces one function of another: ``METHOD = dpr.METHOD._replace(build=build,
+options={build: dual_encoder.OPTIONS})``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class Scores(NamedTuple):
 
   Attributes:
     means: by measure.
-    values: ``config.eval.measure`` of each dev example, by data set ('' if there is only one).
-      Their mean is the measure. A measure that is not a mean (F1, a correlation) is
-      linearised: the measure plus the influence of each example. Without values there are no
-      intervals.
+    values: ``config.eval.measure`` of each dev example, by data set ('' if there is only one);
+      their mean is the measure. F1 and others that are no means are linearised: the measure plus
+      the influence of each example. Without values there are no intervals.
     new: by data set, whether no training query has a relevant passage of the dev query.
     fused: by data set, nDCG@10 of each dev query with BM25 fused into the ranking, for each weight
       in `fusion.candidates`; with ``config.eval.choose``.
@@ -62,11 +61,10 @@ class Parts(NamedTuple):
   """Sources of the initial parameters.
 
   Attributes:
-    encoder: the backbone parameters.
+    encoder: the backbone parameters; ``sha256`` is '' in a plan, which has no weights.
     heads: the heads of ``Method.parts`` in the backbone directory.
-    prompt: from the file ``config.prompt.init_from`` or from ``config.prompt.init_text``.
+    prompt: from ``config.prompt.init_from`` or ``config.prompt.init_text``.
     text: ``DataSource.parts``.
-    sha256: of the backbone; '' in a plan, which has no weights.
   """
 
   encoder: Params
@@ -86,8 +84,8 @@ class Model(NamedTuple):
     embed: ``(params, side, tokens, mask) -> [B, H]`` without dropout, for evaluation. A
       cross-encoder also takes the start of each second text, and returns scores ``[B, 1]``.
     shown: metrics on the console beside the loss, with their labels.
-    baseline: ``params -> params`` by flat names: the model that training has to beat on the dev
-      split. For prompt tuning, this is the frozen encoder.
+    baseline: ``params -> params`` by flat names: the model to beat on the dev split, such as the
+      frozen encoder.
     sharding: ``(regular expression, PartitionSpec)`` of parameters that ``mesh.RULES`` lacks.
   """
 
@@ -103,17 +101,17 @@ class TrainingData(NamedTuple):
   """Tokenised training data.
 
   Attributes:
-    batches: the rows of this process in each global batch of an epoch, indexed by step; steps
-      continue from epoch to epoch.
+    batches: the rows of this process in each global batch of an epoch, by step; steps continue
+      from epoch to epoch.
     unit: name of the rows of a batch, in the plural.
     description: one line for the log.
-    ids: names the content of a batch, for the message about a loss that is not finite.
+    ids: names the content of a batch whose loss is not finite.
     evaluation: makes the evaluation on the dev split; None without one.
-    frozen: baseline scores of the encoder, run as `dprjax.encode` does without a prompt, on the dev
+    frozen: baseline scores of the encoder as `dprjax.encode` runs it without a prompt, on the dev
       split or, with ``DataSource.folds``, on all training queries. All processes call it. None:
       ``Model.baseline`` is scored.
-    shorter: whether the training cuts texts that ``frozen`` reads on; ``Model.baseline`` is then
-      scored too.
+    shorter: whether training cuts texts more than ``frozen``; ``Model.baseline`` is then scored
+      too.
     floor: the baseline, given the scores of ``Model.baseline``.
     arrays: constant inputs of the loss by flat names, replicated on every device.
   """
@@ -133,10 +131,10 @@ class BatchShapes(NamedTuple):
   """Shapes of the longest batch of a training, for `dprjax.plan`.
 
   Attributes:
-    arrays: shapes and types of the global batch, by key.
+    arrays: of the global batch, by key.
     calls: (texts, tokens) of each encoder call of the loss.
     texts: number of encoded texts, by their name in the plural.
-    programs: number of batch lengths; each is compiled on first use.
+    programs: number of compiled batch lengths.
     longest: tokens of the longest text embedded after training.
     columns: ``(dtype, *shape)`` of a row of each argument of ``Model.embed`` after the mask.
     parts: replaces ``DataSource.parts``, which need the text.
@@ -152,12 +150,7 @@ class BatchShapes(NamedTuple):
 
 
 class Folds(NamedTuple):
-  """Cross-validation over the training queries.
-
-  Attributes:
-    parts: number of folds.
-    queries: training queries left when the largest fold is held out.
-  """
+  """Cross-validation in ``parts`` folds; the largest one leaves ``queries`` for training."""
 
   parts: int
   queries: int
@@ -167,12 +160,11 @@ class DataSource(NamedTuple):
   """Training data that was located but not tokenised.
 
   Attributes:
-    read: streams texts for training a vocabulary.
-    open: ``(tokenizer, model) -> TrainingData``. Builds or opens the token cache in the workdir.
-    files: every file that the training or evaluation depends on, by role. A run stops if one
-      changes.
+    read: streams texts for a new vocabulary.
+    open: builds or opens the token cache in the workdir.
+    files: every file that the run depends on, by role. It stops if one changes.
     parts: data from the text for the initial parameters.
-    folds: set if there are too few queries to hold some out.
+    folds: with too few queries to hold some out.
   """
 
   read: Callable[[], Iterator[str]]
@@ -206,21 +198,19 @@ class Product(NamedTuple):
 class Method(NamedTuple):
   """A way to train.
 
-  ``build`` is a separate step, since a backbone from scratch needs the text before there is a
-  model.
-
   Attributes:
-    build: ``(config, model, mesh, tokenizer) -> Model``.
+    build: ``(config, model, mesh, tokenizer) -> Model``; after ``data``, since a backbone from
+      scratch needs the text.
     data: ``(section, config, workdir, mesh) -> DataSource``, for ``config.data`` or that of a task.
     export: ``(config, workdir, backbone, trained) -> Product``; ``trained`` is a flat tree.
     parts: heads to read from the backbone directory, names of ``head_specs.HEADS``.
     needs: the required ones of these; a backbone from scratch gets them.
-    options: full names of the optional config options (`options.Option`) that a function of the
-      method uses, by function. So another ``build`` declares its own.
+    options: full names of the optional options (`options.Option`) that a function of the method
+      uses, by function. So another ``build`` declares its own.
     requires: values that other options must have.
     shapes: ``(config, model, tokenizer) -> BatchShapes`` for a plan; None: it cannot be planned.
-    intermediate: ``(config, names of trained parameters) -> whether`` another training starts from
-      them. These are exported even if they do not beat the baseline.
+    intermediate: ``(config, names of trained parameters) ->`` whether another training starts from
+      them; they are then exported even without a gain.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -235,12 +225,10 @@ class Method(NamedTuple):
 
   @property
   def declared(self) -> tuple[str, ...]:
-    """The optional options of all its functions."""
     return self.options.get(self.build, ()) + self.options.get(self.data, ())
 
 
 def load(name: str) -> Method:
-  """The method named in ``config.method``."""
   path, _, value = METHODS.get(name, Modules(name))
   module = None
   if re.fullmatch(r'\w+(\.\w+)*', path):
@@ -265,14 +253,13 @@ def load(name: str) -> Method:
 
 
 def of(config: ConfigDict) -> Method:
-  """The method of an experiment, whose options are checked."""
+  """The method of an experiment; checks its options."""
   method = load(config.method)
   configs.check_rules(config, method.declared, method.requires)
   return method
 
 
 def outside(name: str) -> bool:
-  """Whether a method is a module outside this package."""
   return name not in METHODS
 
 

@@ -12,7 +12,7 @@ from dprjax.base.errors import InputError
 SET: Any = object()
 """In ``Option.requires``: any value but an unused one."""
 AUTO = 'auto'
-"""A value to be resolved; of the encoder by `encoder_settings`."""
+"""A value to be resolved; of the encoder by `dual_encoder.resolve_settings`."""
 
 
 class Option(NamedTuple):
@@ -56,34 +56,28 @@ def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, star
 
 
 def text(value: str) -> Option:
-  """Any text without control characters."""
   return Option(value, lambda v: isinstance(v, str) and v.isprintable(), 'a text on one line')
 
 
 def lines(value: str) -> Option:
-  """Any text."""
   return Option(value, lambda v: isinstance(v, str), 'a text')
 
 
 def choice(*values: str) -> Option:
-  """One of these words; the default is the first."""
   return Option(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
 
 
 def switch(value: bool) -> Option:
-  """True or False."""
   return Option(value, lambda v: isinstance(v, bool), 'True or False')
 
 
 def auto(one: Option) -> Option:
-  """The same values, or the default `AUTO`."""
   return Option(
     AUTO, lambda v: v == AUTO or one.fits(v), f'{one.expected}, or {AUTO!r}', mixed=True
   )
 
 
 def whole(value: int, *, least: int, most: int, also: int | None = None) -> Option:
-  """A whole number from ``least`` to ``most``, or ``also``."""
   return Option(
     value,
     lambda v: isinstance(v, int) and not isinstance(v, bool) and (least <= v <= most or v == also),
@@ -100,8 +94,6 @@ def number(
   below: float | None = None,
   also: float | None = None,
 ) -> Option:
-  """A number within bounds (``above`` and ``below`` are exclusive), or ``also``."""
-
   def fits(v: Any) -> bool:
     if not isinstance(v, int | float) or isinstance(v, bool):
       return False
@@ -114,44 +106,22 @@ def number(
   return Option(value, fits, f'a number {low} and {high}{"" if also is None else f", or {also:g}"}')
 
 
-def several(*values: Any) -> Option:
-  """A tuple that is not empty; the items are checked at their use."""
-  return Option(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
+def several(*values: Any, each: Option | None = None, least: int = 1, most: int = 10**6) -> Option:
+  """A tuple of ``least`` to ``most`` items; without ``each``, they are checked at their use."""
 
+  def fits(v: Any) -> bool:
+    right = isinstance(v, tuple | list) and least <= len(v) <= most
+    return right and (each is None or all(map(each.fits, v)))
 
-def texts(*values: str) -> Option:
-  """A tuple of texts, possibly empty; the items are checked at their use."""
-  return Option(
-    values,
-    lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
-    'a tuple of texts',
-  )
-
-
-def phrases(*values: str) -> Option:
-  """A tuple of texts, possibly empty."""
-  return Option(
-    values,
-    lambda v: (
-      isinstance(v, tuple | list)
-      and len(v) <= 9
-      and all(isinstance(text, str) and text.isprintable() and len(text) <= 1000 for text in v)
-    ),
-    'a tuple of at most 9 texts on one line',
-  )
+  return Option(values, fits, f'a tuple{"" if each is None else f", each item {each.expected}"}')
 
 
 def lengths(*values: int) -> Option:
   """Ascending lengths in tokens."""
-  return Option(
-    values,
-    lambda v: (
-      isinstance(v, tuple | list)
-      and len(v) > 0
-      and all(isinstance(n, int) and 1 <= n <= 8192 for n in v)
-      and list(v) == sorted(set(v))
-    ),
-    'ascending lengths from 1 to 8192',
+  tuples = several(*values, each=whole(1, least=1, most=8192))
+  return tuples._replace(
+    fits=lambda v: tuples.fits(v) and list(v) == sorted(set(v)),
+    expected='ascending lengths from 1 to 8192',
   )
 
 

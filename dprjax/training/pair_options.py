@@ -8,12 +8,10 @@ from dprjax.training.options import choice, whole
 
 
 def local(c: ml_collections.ConfigDict) -> None:
-  """Shrinks an experiment, see `training.config.local`."""
   c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
 
 
 def table() -> types.SimpleNamespace:
-  """The section ``cross_encoder``."""
   c = types.SimpleNamespace()
   c.cross_encoder = types.SimpleNamespace()
   # 'listwise': softmax cross-entropy of the positive; 'pointwise': binary, of each pair

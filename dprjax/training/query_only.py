@@ -23,10 +23,9 @@ from dprjax.encoding.text_encoder import UNNAMED, BankEntry, Encoder
 from dprjax.losses import contrastive
 from dprjax.models import hub
 from dprjax.text import sources, token_cache, vector_spec
-from dprjax.text.texts import digest
+from dprjax.text.texts import Text, digest
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import stored_config
 from dprjax.training import workdir as workdirs
 
 _QUERIES = 'queries'  # in the workdir
@@ -35,25 +34,22 @@ _SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
 
 
 class DiskVectors:
-  """Vectors of passages or queries on disk; ``width`` is H."""
+  """Vectors on disk; ``take`` finds ``ids`` by number."""
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
-    """Opens vectors; ``take`` finds ``ids`` by number."""
     self.folder = found.folder
     # Remote files cannot be read row by row.
     remote = base_files.is_remote(found.folder)
     self._files = [np.asarray(shard) if remote else shard for shard in found.shards]
     self._starts = np.cumsum([0, *map(len, self._files)])
-    self.width = found.meta.dimension
+    self._width = found.meta.dimension
     self._place_of = {id_: place for place, id_ in enumerate(found.ids)}
     self._places = self._find(ids)
 
   def take(self, rows: jt.Int[np.ndarray, '*n']) -> jt.Float32[np.ndarray, '*n H']:
-    """The vectors of the texts with these row numbers."""
-    return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self.width)
+    return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self._width)
 
   def of_ids(self, ids: Sequence[str]) -> jt.Float32[np.ndarray, 'n H']:
-    """The vectors of these texts."""
     return self._read(self._find(ids))
 
   def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
@@ -66,7 +62,7 @@ class DiskVectors:
     return places
 
   def _read(self, places: jt.Int64[np.ndarray, ' n']) -> jt.Float32[np.ndarray, 'n H']:
-    vectors = np.empty((len(places), self.width), np.float32)
+    vectors = np.empty((len(places), self._width), np.float32)
     files = np.searchsorted(self._starts, places, side='right') - 1
     for number in np.unique(files):
       where, file = np.flatnonzero(files == number), self._files[number]
@@ -76,7 +72,6 @@ class DiskVectors:
 
 
 def check_corpus_negatives(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for invalid corpus negatives."""
   count, parts = config.corpus_negatives, meshes.batch_devices(devices)
   if config.negatives if count < 0 else count % parts:
     raise InputError(
@@ -92,30 +87,21 @@ def open_passages(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> DiskVectors:
-  """The vectors of the passages in a cache made from ``source``. All processes call this."""
   encoder = _encoder(config, workdir, tokenizer)
-  process, processes = jax.process_index(), jax.process_count()
   dataset = sources.load_dataset(source)
   given = config.data.passage_embeddings
   folder = given or workdir / workdirs.PASSAGES
   if not given:
-    folders.fill_folder(
-      encoder,
-      'passage',
-      list(dataset.passages),
-      folder,
-      source=str(dataset.files['corpus']),
-      shard_rows=_SHARD_ROWS,
-    )
-    distributed.barrier('passages')  # process 0 has finished the folder
-  found = embeddings.load_embeddings(folder, process=process, processes=processes)
-  if given:
+    texts, named = list(dataset.passages), str(dataset.files['corpus'])
+    found = _encode(encoder, 'passage', texts, folder, named)
+  else:
+    found = _load(folder)
     found.check_side('passage', _OPTION)
     manifest.check_same_space(
       _OPTION,
       found.meta.space(),
       'the backbone of this config',
-      folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
+      manifest.describe(encoder, 'passage', found.meta.dtype, '').space(),
       'set config.pooling, config.normalize, config.data.passage_max_length and '
       'config.data.passage_prefix as in the folder, or encode again',
     )
@@ -144,15 +130,23 @@ def open_queries(
 
   They save a forward pass in every update. All processes call this.
   """
-  dataset, folder = sources.load_dataset(source), workdir / _QUERIES
-  encoder = _encoder(config, workdir, tokenizer)
-  texts = dataset.queries
+  dataset, encoder = sources.load_dataset(source), _encoder(config, workdir, tokenizer)
   named = str(dataset.files['queries'])
-  folders.fill_folder(encoder, 'query', texts, folder, source=named, shard_rows=_SHARD_ROWS)
-  distributed.barrier('queries')  # process 0 has finished the folder
-  process, processes = jax.process_index(), jax.process_count()
-  found = embeddings.load_embeddings(folder, process=process, processes=processes)
+  found = _encode(encoder, 'query', dataset.queries, workdir / _QUERIES, named)
   return DiskVectors(found, tokens.query_ids(np.arange(tokens.num_queries)))
+
+
+def _encode(
+  encoder: Encoder, side: str, texts: Sequence[Text], folder: epath.Path, source: str
+) -> embeddings.Embeddings:
+  folders.fill_folder(encoder, side, texts, folder, source=source, shard_rows=_SHARD_ROWS)
+  distributed.barrier(f'{side} vectors')  # process 0 has finished the folder
+  return _load(folder)
+
+
+def _load(folder: base_files.PathLike) -> embeddings.Embeddings:
+  process, processes = jax.process_index(), jax.process_count()
+  return embeddings.load_embeddings(folder, process=process, processes=processes)
 
 
 def arrays(
@@ -169,7 +163,7 @@ def arrays(
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
   """The base encoder, loaded as in ``dprjax.encode`` with the settings of this config."""
-  backbone = hub.load_backbone(stored_config.backbone_path(config, workdir), on_disk=True)
+  backbone = hub.load_backbone(workdirs.backbone_path(config, workdir), on_disk=True)
   return Encoder(
     dict.fromkeys(SIDES, backbone),
     tokenizer,

@@ -9,13 +9,11 @@ from dprjax.training.options import SET, choice, number, switch, text, whole
 
 
 def local(c: ml_collections.ConfigDict) -> None:
-  """Shrinks an experiment, see `training.config.local`."""
   c.negatives = min(c.negatives, 2)
   c.data.folds = 0
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The inputs of a training by option, beside those of every method."""
   return {
     'config.distillation.scores': config.distillation.scores,
     'config.data.passage_embeddings': config.data.passage_embeddings,
@@ -23,7 +21,6 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def table() -> types.SimpleNamespace:
-  """Encoders, negatives, distillation and cross-validation."""
   c = types.SimpleNamespace()
   c.backbone = types.SimpleNamespace()
   # one encoder each for queries and passages (DPR), or one for both

@@ -24,7 +24,6 @@ from dprjax.text.qrels import Qrels, write_qrels
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
 from dprjax.training import dev_ranking, dual_encoder
-from dprjax.training.frozen import Frozen
 from dprjax.training.method import BatchShapes, DataSource, Folds, Scores, TrainingData
 
 logger = logging.getLogger('dprjax')
@@ -80,17 +79,14 @@ class Retrieval:
     check_comparable(self.config, tokens)
 
   def texts(self, parts: Mapping[str, Any] | None = None) -> DataSource:
-    """The located text; see ``Method.data``."""
     if self.dev is not None or self.folds is not None:
       dev_ranking.measure_names(self.config)
     return DataSource(self.read_passages, self.open, self.files(), parts or {}, self.folds)
 
   def read_passages(self) -> Iterator[str]:
-    """The texts of passages, for a vocabulary."""
     return (passage.text for passage in sources.load_dataset(self.train).passages)
 
   def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role."""
     paths = sources.locate(self.train)
     dev = sources.locate(self.dev) if self.dev is not None else {}
     # Each file is listed once.
@@ -109,9 +105,9 @@ class Retrieval:
   ) -> token_cache.TokenCache:
     """The token cache of a split, 'train', 'dev' or 'dev_...', built on first use.
 
-    Hashes of its queries are written to the workdir for the export.
+    The export needs hashes of its queries.
     """
-    folder = cache_folder(self.section, self.workdir, self.task) / name
+    folder = cache_folder(self.section, self.workdir) / self.task / name
     cache = token_cache.build_cache(source, tokenizer, folder, **cache_options(self.section))
     path = self.workdir / (f'queries-{self.task}.npz' if self.task else seen.FILE)
     role = name.partition('_')[0]
@@ -121,10 +117,7 @@ class Retrieval:
     return cache
 
   def make_batches(self, tokens: token_cache.TokenCache, **kwargs: Any) -> grain.MapDataset:
-    """The rows of this process in the batches, with teacher scores if the training learns them.
-
-    ``kwargs`` are as for ``batches.make_batches``.
-    """
+    """``batches.make_batches`` for this process, with teacher scores if it learns them."""
     config = self.config
     rank, count = mesh.batch_rank(self.devices)
     dataset = batches.make_batches(
@@ -147,7 +140,6 @@ class Retrieval:
     )
 
   def feed_options(self) -> dict[str, Any]:
-    """Arguments of ``batches.make_batches`` and ``batches.Feed``."""
     config = self.config
     return {
       'negatives': config.negatives,
@@ -159,8 +151,7 @@ class Retrieval:
   def read_judgements(self) -> Qrels:
     """Grades of the dev split by query and passage id; with folds, of all training queries.
 
-    They are also written to ``dev.tsv`` for later evaluations, since only the training knows the
-    held-out queries.
+    Also writes ``dev.tsv``, since only the training knows the held-out queries.
     """
     if self.dev is None:
       return sources.load_dataset(self.train).qrels
@@ -174,11 +165,11 @@ class Retrieval:
   def make_qrels(
     self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
   ) -> Qrels:
-    """Grades of the relevant passages of dev queries; ``rows`` are cache rows of these passages.
+    """Grades of the relevant passages of dev queries.
 
-    The cache knows which passages are relevant, the judgements know the grades. Passages relevant
-    only by their text (judged under another id, or for an equal query) get grade 1. ``names`` are
-    passage ids by row.
+    The cache ``rows`` know which passages are relevant, the judgements know the grades. Passages
+    relevant only by their text (judged under another id, or for an equal query) get grade 1.
+    ``names`` are passage ids by row.
     """
     judged = self.read_judgements()
     grades = {
@@ -223,9 +214,9 @@ class Retrieval:
       )
 
     def ids(batch: Mapping[str, np.ndarray]) -> str:
-      queries = tokens.query_ids(batch['query_index'])
-      positives = tokens.passage_ids(batch['passage_index'][:, 0])
-      return f'queries {shorten(queries)}, positives {shorten(positives)}'
+      queries = shorten(tokens.query_ids(batch['query_index']))
+      positives = shorten(tokens.passage_ids(batch['passage_index'][:, 0]))
+      return f'queries {queries}, positives {positives}'
 
     as_encoder = config.eval.baseline == 'encoder'
     others = config.batch_size * (1 + config.negatives) - 1 if config.in_batch else config.negatives
@@ -243,14 +234,16 @@ class Retrieval:
 
     cut = dev_ranking.texts_cut(tokens)
 
+    encoder = functools.partial(dev_ranking.Frozen, config, self.workdir, tokenizer)
+
     def frozen() -> Scores:
       if jax.process_index() == 0 and not section.fold:
-        for line in Frozen(config, self.workdir, tokenizer).describe(cut):
+        for line in encoder().describe(cut):
           logger.info('%s', line)
       return ranking().frozen()
 
     def shorter() -> bool:
-      spec = Frozen(config, self.workdir, tokenizer).spec
+      spec = encoder().spec
       return as_encoder and any(
         cut[side][0] and section[f'{side}_max_length'] < spec.max_length(side) for side in SIDES
       )
@@ -269,26 +262,20 @@ class Retrieval:
 
 
 def chance(negatives: int, unit: str) -> str:
-  """The most negatives of a query or text, and the loss of a model that cannot tell them apart."""
+  """The most negatives, and the loss of a model that cannot tell them apart."""
   return (
     f'up to {counted(negatives, "negatives")} a {unit}, where chance is a loss of '
     f'{np.log1p(negatives):.2f}'
   )
 
 
-def cache_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
-  return (
-    epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
-  ) / task
+def cache_folder(section: ConfigDict, workdir: epath.Path) -> epath.Path:
+  return epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
 
 
 def cache_options(section: ConfigDict) -> dict[str, Any]:
-  """Arguments of ``token_cache.build_cache``."""
   settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
-  return {
-    'process_index': jax.process_index(),
-    **{option: section[option] for option in settings},
-  }
+  return {option: section[option] for option in settings} | {'process_index': jax.process_index()}
 
 
 def find_splits(
@@ -300,10 +287,10 @@ def find_splits(
   kind: type[Retrieval] = Retrieval,
   categories: bool = False,
 ) -> Any:
-  """The splits of a data set, as an instance of ``kind``, `Retrieval` or a subclass.
+  """The splits of a data set, as an instance of ``kind``.
 
   Arguments as in ``Method.data``; ``task`` is a name, if the run has several; ``categories``, read
-  those of passages. The seed decides which queries are held out.
+  those of passages.
   """
   seed = config.seed
   path, format = section.dir, section.format
@@ -341,13 +328,7 @@ def find_splits(
   train = dataclasses.replace(train, hold_out=hold_out, fold=fold)
   dev = None
   if section.dev_split:
-    dev = sources.Source(
-      path,
-      format,
-      section.dev_split,
-      categories=categories,
-      columns=section.columns,
-    )
+    dev = dataclasses.replace(train, split=section.dev_split, negatives=None, max_queries=None)
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
   elif fold:  # a part of the selected queries
@@ -377,7 +358,6 @@ def check_comparable(
 
 
 def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) -> BatchShapes:
-  """The longest batch of ``batches.make_batches``; see ``Method.shapes``."""
   if config.corpus_negatives < 0:
     raise InputError(
       'config.corpus_negatives: -1 puts the corpus on every device; a plan needs its number of '
@@ -426,5 +406,4 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
 
 
 def shorten(ids: Sequence[str]) -> str:
-  """The first of many ids."""
   return ', '.join(ids[:8]) + ('...' if len(ids) > 8 else '')

@@ -18,7 +18,7 @@ Alternatives with folds are compared by their folds, and only the best is traine
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import ml_collections
@@ -28,67 +28,17 @@ from etils import epath
 from dprjax.base import distributed, files, reading
 from dprjax.base.errors import InputError
 from dprjax.models import artifact
-from dprjax.training import baseline, checkpoint, stored_config
+from dprjax.training import baseline, checkpoint
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
+from dprjax.training.loop import Chosen, Result, Rival, Trial
 from dprjax.training.method import Folds, Scores
 
-if TYPE_CHECKING:
-  from dprjax.training import choice as choices
-
-_RACED = 1 / 5  # of the updates; earlier, slow learners would seem worse
 _Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-
-
-class Trial(NamedTuple):
-  """A training, perhaps one of several in a comparison.
-
-  Attributes:
-    whole: whether its parameters are the result of the run; if not, it may end once its gain is
-      known.
-    rival: the alternative that ends this one if it is ahead.
-  """
-
-  config: ml_collections.FrozenConfigDict
-  workdir: epath.Path
-  whole: bool = True
-  rival: Rival | None = None
-
-
-class Result(NamedTuple):
-  """The end of a training.
-
-  Attributes:
-    best, best_step: None without a dev split.
-    done: False if it was interrupted.
-    saturated: whether nothing was trained, since no gain could be significant.
-  """
-
-  step: int
-  best: float | None
-  best_step: int | None
-  done: bool = True
-  gain: baseline.Gain | None = None
-  saturated: bool = False
 
 
 Train = Callable[[Trial], Result]
 """Trains in the workdir of the part, or continues there."""
-
-
-class Rival(NamedTuple):
-  """The best alternative so far; values of single queries may exist only on process 0."""
-
-  name: str
-  scores: Scores
-
-  def beats(self, measure: str, found: Scores, step: int, total: int) -> bool:
-    """Whether to stop a training with the scores ``found``. All processes call it.
-
-    True after a fifth of its updates, if the 95 % interval of the lead of the rival lies above 0.
-    """
-    low = baseline.compare(measure, found, self.scores).low
-    return distributed.agree(step >= _RACED * total and low is not None and low > 0)
 
 
 class _Written(msgspec.Struct):
@@ -100,46 +50,13 @@ class _Written(msgspec.Struct):
   best_steps: tuple[_Steps, ...]
 
 
-class Chosen(NamedTuple):
-  """The selection by held-out queries, kept in `selection.json`.
-
-  Attributes:
-    gains: by alternative; under '' the cross-fitted gain of the folds.
-    chosen: the alternative; '' without any.
-    steps, schedule: after folds, the updates of the training on all queries, and the length of its
-      learning-rate schedule.
-    best_steps: the best number of updates in each fold; 0 if it gained nothing.
-  """
-
-  gains: Mapping[str, baseline.Gain]
-  chosen: str = ''
-  steps: int = 0
-  schedule: int = 0
-  best_steps: tuple[int, ...] = ()
-
-  @property
-  def gain(self) -> baseline.Gain:
-    return self.gains[self.chosen]
-
-  def metrics(self) -> dict[str, float]:
-    """The row of the folds in metrics.jsonl."""
-    values = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
-    values |= {'gain': self.gain.difference, 'steps': self.steps}
-    return {f'folds/{name}': float(value) for name, value in values.items() if value is not None}
-
-  def write(self) -> dict[str, Any]:
-    gains = {name: gain._asdict() for name, gain in self.gains.items()}
-    return {'format': workdirs.CHOICE, **self._asdict(), 'gains': gains}
-
-  @classmethod
-  def read(cls, value: Mapping[str, Any], where: str) -> Chosen:
-    """The inverse of ``write``."""
-    found = reading.convert(value, where, _Written)
-    gains = {}
-    for name, gain in found.gains.items():
-      artifact.check_gain(where, gain)
-      gains[name] = baseline.Gain(**gain)
-    return cls(gains, found.chosen, found.steps, found.schedule, found.best_steps)
+def _parse(value: Mapping[str, Any], where: str) -> Chosen:
+  found = reading.convert(value, where, _Written)
+  gains = {}
+  for name, gain in found.gains.items():
+    artifact.check_gain(where, gain)
+    gains[name] = baseline.Gain(**gain)
+  return Chosen(gains, found.chosen, found.steps, found.schedule, found.best_steps)
 
 
 def choose_alternative(
@@ -148,10 +65,7 @@ def choose_alternative(
   train: Train,
   say: Callable[[str], None],
 ) -> Result:
-  """Trains the alternatives, then finishes the best one; returns the last result.
-
-  All processes call it.
-  """
+  """Trains the alternatives, then finishes the best one. All processes call it."""
   gains: dict[str, baseline.Gain] = {}
   rival: Rival | None = None
   choice = _read(workdir)
@@ -170,8 +84,11 @@ def choose_alternative(
         rival = Rival(name, scores)
     best = max(gains, key=lambda name: (gains[name].better, gains[name].best))
     if jax.process_index() == 0 and all(one.eval.choose for one in experiments.values()):
+      from dprjax.training import choice as choices  # imports BM25
+
       folders = {name: workdirs.alternative(workdir, name) for name in experiments}
-      kept = decide(workdir, folders)
+      kept = choices.decide({name: workdirs.scored(folder) for name, folder in folders.items()})
+      choices.write(workdir, kept)
       best = kept.best_model([*experiments])
     best = distributed.agree(best)
     choice = _keep(workdir, Chosen(gains, best))
@@ -182,25 +99,6 @@ def choose_alternative(
   if jax.process_index() == 0:
     workdirs.show_held_out(workdir, chosen)
   return result
-
-
-def decide(workdir: epath.Path, trainings: Mapping[str, epath.Path]) -> choices.Kept:
-  """Chooses among all candidates of these trainings and writes the choice. Process 0 calls it."""
-  from dprjax.training import choice  # imports BM25
-
-  kept = choice.decide({name: _scored(folder) for name, folder in trainings.items()})
-  choice.write(workdir, kept)
-  return kept
-
-
-def _scored(folder: epath.Path) -> list[epath.Path]:
-  """The workdirs with the held-out scores of a training: its folds, or its own."""
-  folds = folder / workdirs.FOLDS
-  if not folds.exists():
-    return [folder]
-  return sorted(
-    (path for path in folds.iterdir() if path.name.isdecimal()), key=lambda p: int(p.name)
-  )
 
 
 def choose_steps(
@@ -262,7 +160,7 @@ def fold_of(
     'data.fold': number,
     'steps': config.steps or max(round(config.epochs * epoch), 1),
     'eval.every': configs.evaluate_every(config, epoch),
-    'backbone.path': stored_config.backbone_path(config, workdir),
+    'backbone.path': workdirs.backbone_path(config, workdir),
   }
   if config.data.token_cache:
     changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / f'fold-{number}')
@@ -272,9 +170,7 @@ def fold_of(
 
 
 def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.Gain]:
-  """The best number of updates over the queries of all folds (the smallest of equals), and the
-  cross-fitted gain. Only numbers evaluated in all folds count.
-  """
+  """The best number of updates over the queries of all folds, and the cross-fitted gain."""
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
   before = [baseline.read(folder) for folder in folders]
   after = {
@@ -298,19 +194,19 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
 
 
 def _read(workdir: epath.Path) -> Chosen | None:
-  """Reads the choice in a workdir, on all processes."""
   path, found = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0 and path.exists():
     found = reading.read_json_object(path, 'selection')
-    Chosen.read(found, str(path))
+    _parse(found, str(path))
   found = distributed.agree(found)
-  return None if found is None else Chosen.read(found, str(path))
+  return None if found is None else _parse(found, str(path))
 
 
 def _keep(workdir: epath.Path, choice: Chosen | None) -> Chosen:
-  """Writes the choice of process 0; returns it on all processes."""
   path, told = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0:
     assert choice is not None
-    files.write_json(path, told := choice.write())
-  return Chosen.read(distributed.agree(told), str(path))
+    gains = {name: gain._asdict() for name, gain in choice.gains.items()}
+    told = {'format': workdirs.CHOICE, **choice._asdict(), 'gains': gains}
+    files.write_json(path, told)
+  return _parse(distributed.agree(told), str(path))

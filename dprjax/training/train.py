@@ -20,17 +20,14 @@ from dprjax.models import artifact, hub
 from dprjax.text import seen, tokenizing, vocabularies
 from dprjax.training import (
   baseline,
-  encoder_settings,
+  dual_encoder,
   log,
-  selection,
-  stored_config,
   updates,
 )
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
-from dprjax.training.loop import Loop, Setup
-from dprjax.training.selection import Result, Trial
+from dprjax.training.loop import Loop, Result, Setup, Trial
 
 logger = logging.getLogger('dprjax')
 
@@ -42,7 +39,6 @@ VOCABULARIES = {
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
-  """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one."""
   methods.load(config.method)
   experiments = configs.resolve(config)
   log.check(config.log.to)
@@ -51,9 +47,9 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     methods.of(experiment)
     mesh.check_batch(devices, experiment.batch_size, experiment.grad_cache)
   with distributed.turn():
-    begun, load = stored_config.begun(workdir), functools.cache(encoder_settings.load)
+    begun, load = workdirs.begun_options(workdir), functools.cache(dual_encoder.load_settings)
     (config, resolved), *rest = (
-      encoder_settings.resolve(one, begun, load) for one in (config, *experiments.values())
+      dual_encoder.resolve_settings(one, begun, load) for one in (config, *experiments.values())
     )
   experiments = dict(zip(experiments, (one for one, _ in rest), strict=True))
   given = configs.to_json(config)
@@ -70,13 +66,14 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   run = functools.partial(train_one, devices, say)
   if '' in experiments:
     return run(Trial(experiments[''], epath.Path(workdir)))
+  from dprjax.training import selection
+
   with workdirs.claim(workdir, workdirs.TRAINING, workdirs.inputs(config), lock=main) as claimed:
-    (stored_config.claim_workdir if main else stored_config.check_workdir)(config, claimed)
+    (workdirs.claim_workdir if main else workdirs.check_workdir)(config, claimed)
     return selection.choose_alternative(experiments, claimed, run, say)
 
 
 def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) -> Result:
-  """Trains one experiment: prepare, fold, restore, loop, finish."""
   lock, inputs = jax.process_index() == 0, workdirs.inputs(part.config)
   with workdirs.claim(part.workdir, workdirs.TRAINING, inputs, lock=lock) as workdir:
     setup = prepare(part._replace(workdir=workdir), devices, say)
@@ -86,6 +83,8 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
       if nothing_left(setup, start):
         return Result(0, None, None, saturated=True)
     if setup.folds is not None:
+      from dprjax.training import selection
+
       fold = functools.partial(train_one, devices, say)
       choice = selection.choose_steps(setup.config, workdir, setup.folds, fold, say)
       if choice is None:
@@ -115,22 +114,24 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   given, workdir, main = part.config, part.workdir, jax.process_index() == 0
   method = methods.load(given.method)
   config = configs.settle(given, devices.devices.flat[0].platform)
-  stored_config.check_workdir(given, workdir)
+  workdirs.check_workdir(given, workdir)
   machine.keep_programs()
-  path = stored_config.backbone_path(config, workdir)
+  path = workdirs.backbone_path(config, workdir)
   with distributed.turn():
     texts = method.data(config.data, config, workdir, devices)
     if path == config.backbone.path:
       hub.check_readable(path)
     if main:
-      stored_config.claim_workdir(given, workdir)
+      workdirs.claim_workdir(given, workdir)
     make_backbone(config, workdir, texts.read, method.needs)
-  folds = texts.folds
-  if folds is not None and (changes := selection.fit(config, folds, mesh.batch_devices(devices))):
-    config = configs.replace(config, changes)
-    queries = counted(folds.queries, 'training queries')
-    say(f'a fold leaves {queries}: config.batch_size is {config.batch_size}')
-    texts = method.data(config.data, config, workdir, devices)
+  if texts.folds is not None:
+    from dprjax.training import selection
+
+    if changes := selection.fit(config, texts.folds, mesh.batch_devices(devices)):
+      config = configs.replace(config, changes)
+      queries = counted(texts.folds.queries, 'training queries')
+      say(f'a fold leaves {queries}: config.batch_size is {config.batch_size}')
+      texts = method.data(config.data, config, workdir, devices)
   backbone = hub.load_backbone(path, heads=method.parts, on_disk=True)
   tokenizer = tokenizing.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
@@ -152,11 +153,10 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
     if known:
       seen.write(workdir / workdirs.SEEN_BEFORE, known)
   data = texts.open(tokenizer, backbone.config)
-  return Setup(config, workdir, devices, backbone, model, params, trainable, data, say, folds)
+  return Setup(config, workdir, devices, backbone, model, params, trainable, data, say, texts.folds)
 
 
 def start_text(config: ml_collections.ConfigDict, model: Any) -> str:
-  """The text that initializes a new prompt; '': random numbers."""
   settings = config.prompt
   if settings.init_text != 'auto':
     return settings.init_text
@@ -205,14 +205,13 @@ def make_backbone(
   config: ml_collections.FrozenConfigDict,
   workdir: epath.Path,
   read: Callable[[], Iterator[str]],
-  needs: Sequence[str] = (),
+  needs: Sequence[str],
 ) -> None:
   """Makes a backbone from scratch in the workdir, if the config asks for one.
 
-  Its vocabulary is trained on the texts of ``read``; ``needs`` are its heads, names of
-  ``head_specs.HEADS``.
+  Its vocabulary is trained on the texts of ``read``; ``needs`` names its heads.
   """
-  path = stored_config.backbone_path(config, workdir)
+  path = workdirs.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
     with tempfile.TemporaryDirectory() as folder:
       learn, model_type = VOCABULARIES[config.backbone.vocabulary]
@@ -224,12 +223,11 @@ def make_backbone(
         pad_token_id=tokenizer.pad_id,
       )
       params = hub.init_params(model, jax.random.key(config.seed))
-      heads = {name: new_head(name, model, config.seed) for name in needs}
+      heads = {name: _new_head(name, model, config.seed) for name in needs}
       hub.save_backbone(path, model, params, source=folder, heads=heads)
 
 
-def new_head(name: str, model: Any, seed: int) -> Any:
-  """A ``head_specs.Head`` with random parameters."""
+def _new_head(name: str, model: Any, seed: int) -> Any:
   from dprjax.models.head_specs import HEADS, Head  # few methods have one
 
   return Head(jax.device_get(HEADS[name].init(model, jax.random.key(seed))))
@@ -241,7 +239,9 @@ def settle(setup: Setup, part: Trial) -> None:
   alone = part.whole and workdirs.top(workdir) == workdir
   measured = alone and config.eval.choose and jax.process_index() == 0
   if measured and (workdir / workdirs.BASELINE).exists():
-    selection.decide(workdir, {workdirs.model_name(config): workdir})
+    from dprjax.training import choice  # imports BM25
+
+    choice.write(workdir, choice.decide({workdirs.model_name(config): workdirs.scored(workdir)}))
 
 
 def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str) -> str:

@@ -38,7 +38,6 @@ class State(NamedTuple):
 
   @property
   def model(self) -> dict[str, jax.Array]:
-    """The trained parameters for evaluation, checkpoints and export."""
     return self.trainable if self.average is None else self.average
 
   @property
@@ -50,17 +49,17 @@ class State(NamedTuple):
     return found if self.start is None else found | {'start': self.start}
 
   def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
-    """The inverse of ``model`` and ``rest``."""
     if self.average is None:
       return State(model, rest)
     return State(rest['trainable'], rest['optimizer'], model, rest.get('start'))
 
 
 class ParameterLayout(NamedTuple):
-  """The trained parameters and the placement of all.
+  """The trained parameters, the placement of all, and their update.
 
-  ``optimizer`` is for a tree of all names, see ``make_optimizer``. ``interpolate`` is the
-  weight of trained parameters against initial ones in scored parameters.
+  ``optimizer`` is for a tree of all names, see ``make_optimizer``. ``ema`` is the decay of the
+  average of parameters, and ``interpolate`` mixes averaged parameters with the initial ones:
+  WiSE-FT (Wortsman et al., 2022, equation 1).
   """
 
   dtypes: Mapping[str, np.dtype]
@@ -71,33 +70,23 @@ class ParameterLayout(NamedTuple):
   ema: float
   interpolate: float
 
-  @property
-  def average(self) -> bool:
-    """Whether the scored parameters differ from the trained ones."""
-    return bool(self.ema) or self.start
-
-  @property
-  def start(self) -> bool:
-    """Whether the state keeps the initial parameters."""
-    return self.interpolate < 1
-
-  def put(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Places host arrays by name on the mesh."""
-    return {
-      name: mesh.put(leaf.astype(self.dtypes[name]), self.shardings[name])
-      for name, leaf in params.items()
-    }
-
   def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
-    """The initial state and the frozen parameters, from host arrays by name."""
-    own = {name: leaf for name, leaf in params.items() if name in self.trainable}
-    trainable = self.put(own)
-    frozen = self.put({name: leaf for name, leaf in params.items() if name not in own})
-    opt_state = init_optimizer(
-      self.optimizer, trainable, list(frozen), self.shardings, self.devices
-    )
+    """The initial state and the frozen parameters on the mesh, from host arrays by name."""
+
+    def put(trained: bool) -> dict[str, jax.Array]:
+      return {
+        name: mesh.put(leaf.astype(self.dtypes[name]), self.shardings[name])
+        for name, leaf in params.items()
+        if (name in self.trainable) == trained
+      }
+
+    trainable, frozen = put(True), put(False)
+    _, out = self._optimizer_state(trainable)
+    opt_state = jax.jit(
+      lambda trainable: self.optimizer.init(self.with_placeholders(trainable)), out_shardings=out
+    )(trainable)
     # In separate memory, since a step donates the state.
-    average, start = (self.put(own) if has else None for has in (self.average, self.start))
+    average, start = (put(True) if has else None for has in self._copies)
     return State(trainable, opt_state, average, start), frozen
 
   def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
@@ -108,16 +97,35 @@ class ParameterLayout(NamedTuple):
     }
     trainable = {name: leaf for name, leaf in named.items() if name in self.trainable}
     frozen = {name: leaf for name, leaf in named.items() if name not in self.trainable}
-    shapes, shardings = _optimizer_state(
-      self.optimizer, trainable, list(frozen), self.shardings, self.devices
-    )
     opt_state = jax.tree.map(
       lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-      shapes,
-      shardings,
+      *self._optimizer_state(trainable),
     )
-    average, start = (dict(trainable) if has else None for has in (self.average, self.start))
+    average, start = (dict(trainable) if has else None for has in self._copies)
     return State(trainable, opt_state, average, start), frozen
+
+  def with_placeholders(self, trainable: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree for the optimiser: trainable leaves, and a scalar zero for each frozen leaf."""
+    return {**dict.fromkeys(self.dtypes, jnp.zeros((), jnp.float32)), **trainable}
+
+  @property
+  def _copies(self) -> tuple[bool, bool]:
+    """Whether the state has an average, and the initial parameters."""
+    start = self.interpolate < 1
+    return bool(self.ema) or start, start
+
+  def _optimizer_state(self, trainable: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Shapes and shardings of the optimiser state: moments lie with their parameters."""
+    shapes = jax.eval_shape(
+      lambda trainable: self.optimizer.init(self.with_placeholders(trainable)), trainable
+    )
+
+    def place(path: tuple[Any, ...], _: Any) -> NamedSharding:
+      names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+      of_trained = names and names[-1] in self.trainable
+      return self.shardings[names[-1]] if of_trained else mesh.replicated(self.devices)
+
+    return shapes, jax.tree_util.tree_map_with_path(place, shapes)
 
 
 def lay_out(
@@ -136,7 +144,7 @@ def lay_out(
     examples: of an epoch, for ``config.weight_interpolation``.
     sharding: rules that precede ``mesh.RULES``; a name without a rule raises InputError.
   """
-  # Trained parameters are always float32, since lower precision would lose small updates.
+  # Trained parameters are float32, since lower precision would lose small updates.
   frozen = encoder_config.arithmetic(config.backbone.dtype).activations
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
   return ParameterLayout(
@@ -150,50 +158,10 @@ def lay_out(
   )
 
 
-def init_optimizer(
-  optimizer: optax.GradientTransformation,
-  trainable: dict[str, jax.Array],
-  frozen: Sequence[str],
-  shardings: Mapping[str, Any],
-  devices: Mesh,
-) -> Any:
-  """The optimiser state, with moments placed like their parameters."""
-  _, out = _optimizer_state(optimizer, trainable, frozen, shardings, devices)
-  return jax.jit(
-    lambda trainable: optimizer.init(with_placeholders(trainable, frozen)), out_shardings=out
-  )(trainable)
-
-
-def _optimizer_state(
-  optimizer: optax.GradientTransformation,
-  trainable: Mapping[str, Any],
-  frozen: Sequence[str],
-  shardings: Mapping[str, Any],
-  devices: Mesh,
-) -> tuple[Any, Any]:
-  """Shapes and shardings of the optimiser state."""
-  shapes = jax.eval_shape(
-    lambda trainable: optimizer.init(with_placeholders(trainable, frozen)), trainable
-  )
-
-  def place(path: tuple[Any, ...], _: Any) -> Any:
-    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    return shardings[names[-1]] if names and names[-1] in trainable else mesh.replicated(devices)
-
-  return shapes, jax.tree_util.tree_map_with_path(place, shapes)
-
-
-def make_update(
-  model: methods.Model,
-  optimizer: optax.GradientTransformation,
-  frozen_names: Sequence[str],
-  ema: float = 0.0,
-  interpolate: float = 1.0,
-) -> Any:
+def make_update(model: methods.Model, layout: ParameterLayout) -> Any:
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
 
-  The state is donated. Its average, if any, has decay ``ema``; ``interpolate`` mixes averaged
-  parameters with the initial ones: WiSE-FT (Wortsman et al., 2022, equation 1).
+  The state is donated.
   """
 
   def update(
@@ -210,37 +178,35 @@ def make_update(
       return model.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
 
     (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
-    updates, opt_state = optimizer.update(
-      with_placeholders(gradient, frozen_names),
+    changes, opt_state = layout.optimizer.update(
+      layout.with_placeholders(gradient),
       state.opt_state,
-      with_placeholders(state.trainable, frozen_names),
+      layout.with_placeholders(state.trainable),
     )
-    trainable = optax.apply_updates(
-      state.trainable, {name: updates[name] for name in state.trainable}
-    )
+    changes = {name: changes[name] for name in state.trainable}
+    trainable = optax.apply_updates(state.trainable, changes)
     average = state.average
     if average is not None:
       # A smaller decay in the first steps forgets the start faster.
       past = jnp.asarray(number, jnp.float32)
-      decay = jnp.minimum(ema, (1 + past) / (10 + past))
+      decay = jnp.minimum(layout.ema, (1 + past) / (10 + past))
       scored = trainable
       if state.start is not None:
         scored = {
-          name: start + interpolate * (trainable[name] - start)
+          name: start + layout.interpolate * (trainable[name] - start)
           for name, start in state.start.items()
         }
       average = {name: decay * average[name] + (1 - decay) * new for name, new in scored.items()}
     return State(trainable, opt_state, average, state.start), metrics | {
       'loss': value,
       'gradient_norm': optax.tree.norm(gradient),
-      'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
+      'update_norm': optax.tree.norm(changes),
     }
 
   return jax.jit(update, donate_argnums=0)
 
 
 def lower(
-  config: ml_collections.FrozenConfigDict,
   model: methods.Model,
   layout: ParameterLayout,
   params: Mapping[str, Any],
@@ -254,7 +220,7 @@ def lower(
   whole = mesh.replicated(layout.devices)
   rows = NamedSharding(layout.devices, P(mesh.BATCH))
   key = jax.eval_shape(lambda: jax.random.key(0))
-  return make_update(model, layout.optimizer, list(frozen), layout.ema, layout.interpolate).lower(
+  return make_update(model, layout).lower(
     state,
     frozen,
     {
@@ -291,7 +257,6 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
 def match_rules(
   config: ml_collections.ConfigDict, trainable: Collection[str]
 ) -> tuple[dict[str, bool], dict[str, float]]:
-  """Whether weight decay applies to each trainable parameter, and its learning rate factor."""
   decay = {name: not name.endswith(('bias', 'scale')) for name in sorted(trainable)}
   factor = tree.first_match(
     config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules', tree.Factor
@@ -341,8 +306,3 @@ def make_optimizer(
     return chain.update(updates, state, params)
 
   return optax.GradientTransformation(chain.init, update)
-
-
-def with_placeholders(trainable: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:
-  """The flat tree for the optimiser: trainable leaves, and a scalar zero for each frozen leaf."""
-  return {**trainable, **dict.fromkeys(frozen, jnp.zeros((), jnp.float32))}

@@ -1,11 +1,14 @@
-"""The folders of runs: claims, marks and inputs.
+"""The folders of runs: their experiments, claims, marks and inputs.
 
-`dprjax.json` in a workdir names the kind of run and, for a training, has the SHA-256 of its input
-files (`begin`).
+In a workdir, `config.json` names the experiment, and `dprjax.json` the kind of run and, for a
+training, the SHA-256 of its input files (`begin`).
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import ml_collections
@@ -18,7 +21,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.text import seen
 from dprjax.training import config as configs
-from dprjax.training import stored_config
+from dprjax.training import methods
 
 BASELINE = 'baseline.json'  # dev scores before the first step
 SHORTER = 'shorter'  # folder of the same with the lengths of the training, where they are shorter
@@ -57,13 +60,12 @@ def claim(
   """Claims and marks the folder of a run. If nothing else was made, it is removed.
 
   Args:
-    kind: of run: ``TRAINING``, ``PIPELINE``, ``QUICKSTART`` or ``FIT``.
+    kind: of run, one of ``_NAMES``.
     lock: False in all but one of several processes that work together.
   """
 
   def ours(folder: epath.Path) -> bool:
-    marked = provenance.read_mark(folder).get('format')
-    return marked == kind
+    return bool(provenance.read_mark(folder).get('format') == kind)
 
   with outputs.claim_folder(
     workdir, inputs, what=_NAMES[kind], ours=ours, flag=flag, grows=True, lock=lock
@@ -105,7 +107,7 @@ def _has_checkpoint(workdir: epath.Path) -> bool:
 
 
 def write_saturated(workdir: epath.Path, why: str) -> None:
-  """Writes the reason why nothing was trained; without a reason, removes the file."""
+  """Writes the reason why nothing was trained; '' removes the file."""
   if why:
     files.write_json(workdir / SATURATED, {'format': _SATURATED, 'why': why})
   else:
@@ -137,6 +139,16 @@ def seen_before(workdir: epath.Path) -> str:
   )
 
 
+def scored(workdir: epath.Path) -> list[epath.Path]:
+  """The workdirs with the held-out scores of a training: its folds, or its own."""
+  folds = workdir / FOLDS
+  if not folds.exists():
+    return [workdir]
+  return sorted(
+    (path for path in folds.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)
+  )
+
+
 def alternative(workdir: epath.Path, name: str) -> epath.Path:
   """The workdir of one of ``config.alternatives``."""
   return workdir / ALTERNATIVES / name
@@ -149,7 +161,7 @@ class _Saturated(msgspec.Struct):
 
 def trained(workdir: files.PathLike) -> epath.Path:
   """The workdir with the checkpoints of a run: its own, or that of the chosen alternative."""
-  config, workdir = stored_config.load_workdir(workdir), epath.Path(workdir)
+  config, workdir = load_workdir(workdir), epath.Path(workdir)
   if why := why_untrained(workdir):
     raise InputError(f'{workdir}: nothing was trained: {why}')
   if not config.alternatives:
@@ -166,7 +178,7 @@ def trained(workdir: files.PathLike) -> epath.Path:
 
 def why_untrained(workdir: files.PathLike) -> str:
   """The reason why a run trained nothing, or ''."""
-  config, workdir = stored_config.load_workdir(workdir), epath.Path(workdir)
+  config, workdir = load_workdir(workdir), epath.Path(workdir)
   for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
     if (folder / SATURATED).exists():
       return reading.read(folder / SATURATED, 'record', _Saturated).why
@@ -243,3 +255,108 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
     raise InputError(
       f'the {what} that {workdir} began with; put it back, or choose a fresh --workdir'
     )
+
+
+# The experiment of a workdir.
+
+# Options that may differ between runs in the same workdir: they change logs, kept files, or the
+# devices.
+_FREE = (
+  'checkpoint',
+  'log_every',
+  'log.',
+  'eval.every',
+  'eval.epochs',
+  'eval.batch_size',
+  'eval.skip_saturated',
+  'mesh',
+)
+
+
+# Folders of a workdir with results.
+_RESULTS = ('checkpoints', 'backbone', 'folds', 'alternatives')
+
+
+def default_workdir(arguments: Sequence[str], config: ml_collections.ConfigDict) -> str:
+  """The workdir of a command line without one: runs/CONFIG-RECIPE."""
+  named = next(word for word in arguments if word.startswith('--config='))
+  path, _, recipe = named.removeprefix('--config=').partition('.py')
+  words = [os.path.basename(path), *re.findall(r'[\w.+-]+', recipe or str(config.get('task', '')))]
+  return os.path.join('runs', '-'.join(dict.fromkeys(words)))
+
+
+def begun_options(workdir: epath.PathLike) -> dict[str, Any]:
+  """The options of a workdir with results, by full name; else none."""
+  path = epath.Path(workdir) / 'config.json'
+  has_results = any((path.parent / name).exists() for name in _RESULTS)
+  return configs.flat(_read(workdir)) if path.exists() and has_results else {}
+
+
+def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
+  """Whether the workdir has results, which must be of this experiment."""
+  if not (stored := begun_options(workdir)):
+    return False
+  given = configs.flat(json.loads(configs.to_json(config)))
+  differ = [
+    key
+    for key in sorted(stored.keys() | given.keys())
+    if _resolved(stored.get(key)) != _resolved(given.get(key)) and not key.startswith(_FREE)
+  ]
+  if differ:
+    shown = '; '.join(
+      f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
+    )
+    more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
+    raise InputError(
+      f'{workdir} has another experiment ({shown}{more}); use a fresh --workdir or the same options'
+    )
+  return True
+
+
+def _resolved(value: Any) -> Any:
+  """A value with paths made absolute, without links."""
+  if not isinstance(value, str):
+    return value
+  parts = value.split(',')
+  return [os.path.realpath(part) if os.path.exists(part) else part for part in parts]
+
+
+def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
+  """Writes ``config.json`` into the workdir; a workdir without results may be reused."""
+  if not check_workdir(config, workdir):
+    with files.atomic_write(epath.Path(workdir) / 'config.json') as file:
+      file.write(configs.to_json(config) + '\n')
+
+
+def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
+  """The config of the experiment in ``workdir``."""
+  config = ml_collections.ConfigDict(_read(workdir))
+  configs.check_ranges(config, f'{workdir}/config.json: config')
+  return config
+
+
+def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
+  """The backbone folder: ``config.backbone.path``, or a folder of the workdir if from scratch."""
+  path = config.backbone.path
+  return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
+
+
+def _read(workdir: epath.PathLike) -> dict[str, Any]:
+  """The config.json of a workdir; options newer than the file get their defaults."""
+  path = epath.Path(workdir) / 'config.json'
+  stored = reading.read_json_object(path, 'config.json of the workdir')
+  method = str(stored.get('method'))
+  whole = ml_collections.ConfigDict(configs.values(configs.table(method, stored)))
+  merged = _merge(json.loads(configs.to_json(whole)), stored)
+  for module in methods.option_modules(method, stored):
+    if hasattr(module, 'task_table') and isinstance(merged['tasks'], dict):
+      table = ml_collections.ConfigDict(configs.values(module.task_table()))
+      entry = json.loads(configs.to_json(table))
+      merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
+  return merged
+
+
+def _merge(defaults: Any, given: Any) -> Any:
+  if not (isinstance(defaults, dict) and isinstance(given, dict)):
+    return given
+  return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}

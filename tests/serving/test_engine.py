@@ -15,7 +15,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
-from dprjax.encoding import embedder, folders
+from dprjax.encoding import embedder, manifest
 from dprjax.encoding.text_encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving import batcher
@@ -188,7 +188,7 @@ def test_a_prompt_for_queries_alone_searches_an_index_of_the_bare_backbone(
     small.path, pooling='mean', normalize=True, query_max_length=16, passage_max_length=16
   )
   assert engine.library.about('queries').lengths == {'query': 4, 'passage': 0}
-  space = folders.describe(bare, 'passage', 'float32', 'i' * 64).space()
+  space = manifest.describe(bare, 'passage', 'float32', 'i' * 64).space()
   del space['dimension']
   write_embeddings(tmp_path / 'bare', ['a', 'b'], passages, **space)
   index = ServedIndex('bare', tmp_path / 'bare')

@@ -7,7 +7,8 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.training import config as configs
-from dprjax.training import options, stored_config
+from dprjax.training import options
+from dprjax.training import workdir as workdirs
 from dprjax.training.options import SET
 from tests.options import with_options
 from tests.refusals import refused
@@ -15,27 +16,27 @@ from tests.refusals import refused
 
 def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
   config = configs.default()
-  stored_config.claim_workdir(config, tmp_path)
+  workdirs.claim_workdir(config, tmp_path)
   config.data.dir = 'spelt right this time'
-  stored_config.claim_workdir(config, tmp_path)
-  assert stored_config.load_workdir(tmp_path).data.dir == 'spelt right this time'
+  workdirs.claim_workdir(config, tmp_path)
+  assert workdirs.load_workdir(tmp_path).data.dir == 'spelt right this time'
 
 
 def test_a_option_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   config = configs.default('cross_encoder')
-  stored_config.claim_workdir(config, tmp_path)
+  workdirs.claim_workdir(config, tmp_path)
   (tmp_path / 'checkpoints').mkdir()
   path = tmp_path / 'config.json'
   written = json.loads(path.read_text())
   del written['prompt']['init_from'], written['cross_encoder'], written['in_batch']
   path.write_text(json.dumps(written))
-  stored_config.claim_workdir(config, tmp_path)
-  assert configs.to_json(stored_config.load_workdir(tmp_path)) == configs.to_json(config)
+  workdirs.claim_workdir(config, tmp_path)
+  assert configs.to_json(workdirs.load_workdir(tmp_path)) == configs.to_json(config)
   config.log_every = 3  # free to change
-  stored_config.claim_workdir(config, tmp_path)
+  workdirs.claim_workdir(config, tmp_path)
   config.cross_encoder.loss = 'pointwise'
   with refused('cross_encoder.loss', 'listwise', 'pointwise'):
-    stored_config.claim_workdir(config, tmp_path)
+    workdirs.claim_workdir(config, tmp_path)
 
 
 def test_options_that_nobody_reads_are_refused_but_in_the_methods_own_section():
@@ -255,10 +256,10 @@ def test_the_same_data_by_another_path_are_the_same_experiment(tmp_path, monkeyp
   (tmp_path / 'link').symlink_to('text')
   config = configs.default()
   config.data.dir = 'text,more'
-  stored_config.claim_workdir(config, tmp_path / 'run')
+  workdirs.claim_workdir(config, tmp_path / 'run')
   (tmp_path / 'run' / 'checkpoints').mkdir()
   for config.data.dir in (f'{tmp_path}/text,./more', 'link,more/'):
-    stored_config.claim_workdir(config, tmp_path / 'run')
+    workdirs.claim_workdir(config, tmp_path / 'run')
   config.data.dir = 'more,text'
   with refused('data.dir', 'text,more', 'more,text'):
-    stored_config.claim_workdir(config, tmp_path / 'run')
+    workdirs.claim_workdir(config, tmp_path / 'run')

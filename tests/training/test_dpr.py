@@ -186,7 +186,7 @@ def run_steps(config, steps, mesh):
   names = tree.trainable_names(config.trainable, list(params))
   layout = updates.lay_out(config, params, names, mesh, steps)
   state, frozen = layout.place(params)
-  update = updates.make_update(method, layout.optimizer, list(frozen))
+  update = updates.make_update(method, layout)
   for step in range(steps):
     state, metrics = update(
       state, frozen, meshes.put_batch(mesh, make_batch(seed=step)), jax.random.key(0), step + 1

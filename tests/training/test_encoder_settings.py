@@ -14,7 +14,8 @@ from dprjax.planning import backbones
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
 from dprjax.training import config as configs
-from dprjax.training import encoder_settings, exporting, stored_config
+from dprjax.training import dual_encoder, exporting
+from dprjax.training import workdir as workdirs
 from tests.training.conftest import WORDS
 
 RECIPE = pathlib.Path(configs.__file__).parents[2] / 'configs' / 'dptdr.py'
@@ -42,7 +43,7 @@ def resolve(path, begun=(), method='dpr', **changes):
   config = configs.default(method)
   config.backbone.path = path
   config.update_from_flattened_dict(changes)
-  return encoder_settings.resolve(config, dict(begun))
+  return dual_encoder.resolve_settings(config, dict(begun))
 
 
 def test_what_an_experiment_does_not_name_is_as_in_the_folder(save):
@@ -50,8 +51,8 @@ def test_what_an_experiment_does_not_name_is_as_in_the_folder(save):
   assert of_config(found) == SPEC.replace(normalize=False, query_max_length=9)
   assert "config.pooling='max'" in line and "config.data.query_prefix='oak\\nash '" in line
   assert 'config.normalize' not in line and 'query_max_length' not in line
-  configs.check_ranges(found, '-')
-  again, line = encoder_settings.resolve(found, {})
+  configs.check_ranges(found)
+  again, line = dual_encoder.resolve_settings(found, {})
   assert (again, line) == (found, '')
 
 
@@ -99,12 +100,12 @@ def test_a_training_from_the_command_line(save, command, tmp_path, trained):
   folder = save(SPEC, max_positions=40)
   base = [f'--config={RECIPE}:local,query', f'--config.backbone.path={folder}']
   base += ['--config.data.format=beir', f'--config.data.dir={trained}/data']
-  auto = [f'--config.{name}=auto' for name in encoder_settings.NAMES]
+  auto = [f'--config.{name}=auto' for name in dual_encoder.SETTINGS]
   run = tmp_path / 'run'
   status, log = command(train, *base, *auto, f'--workdir={run}')
   assert status == 0 and log.splitlines()[0].startswith("from 'auto': config.pooling='max'")
   assert 'the baseline has' not in log
-  assert of_config(stored_config.load_workdir(run)) == SPEC
+  assert of_config(workdirs.load_workdir(run)) == SPEC
   prompt = artifact.load_prompt(exporting.export(run, tmp_path / 'p.npz', force=True))
   assert {name: prompt.meta[name] for name in SPEC.to_meta()} == SPEC.to_meta()
 

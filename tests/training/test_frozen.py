@@ -14,7 +14,7 @@ from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import tokenizing, vocabularies
 from dprjax.text.vector_spec import same_length
-from dprjax.training import baseline, frozen, train
+from dprjax.training import baseline, dev_ranking, train
 from dprjax.training import retrieval_data as retrieval
 from dprjax.training import workdir as workdirs
 from tests import beir
@@ -152,15 +152,15 @@ def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
   config = with_options(backbone__path=str(backbone))
   tokenizer = tokenizing.load_tokenizer(str(backbone))
   made = np.eye(3, 8, dtype=np.float32)
-  first = frozen.Frozen(config, run, tokenizer)
+  first = dev_ranking.Frozen(config, run, tokenizer)
   np.testing.assert_array_equal(first.vectors('passage', ['oak', 'elm', 'fir'], made), made)
-  again = frozen.Frozen(config, below, tokenizer).vectors('passage', ['fir', 'ash', 'oak'])
+  again = dev_ranking.Frozen(config, below, tokenizer).vectors('passage', ['fir', 'ash', 'oak'])
   np.testing.assert_array_equal(again[[0, 2]], made[[2, 0]])
   own = Encoder.load(backbone).encode(['ash'], 'passage')
   np.testing.assert_allclose(again[1:2], own, atol=1e-6)
   # Other arithmetic gives other vectors: they are made anew.
   config.backbone.dtype = 'bfloat16'
-  other = frozen.Frozen(config, below, tokenizer).vectors('passage', ['fir'])
+  other = dev_ranking.Frozen(config, below, tokenizer).vectors('passage', ['fir'])
   assert np.abs(other - made[2]).max() > 0.01
 
 

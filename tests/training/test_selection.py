@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.training import baseline, selection, stored_config
+from dprjax.training import baseline, selection
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs
 from dprjax.training.method import Folds, Scores
@@ -160,7 +160,7 @@ def test_one_is_beaten_by_a_lead_that_is_not_chance():
 def test_alternatives_go_on_where_one_was_asked_to_stop(tmp_path, lines):
   config = with_alternatives()
   assert not choose(config, tmp_path, Trainings('second'), lines).done
-  stored_config.claim_workdir(config, tmp_path)
+  workdirs.claim_workdir(config, tmp_path)
   with refused('/alternatives/first'):
     workdirs.trained(tmp_path)
   assert choose(config, tmp_path, Trainings(), lines) == 'second'

@@ -24,9 +24,7 @@ from dprjax.models.encoder_config import EncoderConfig
 class Masked(NamedTuple):
   """Tokens, some of them masked.
 
-  Attributes:
-    positions: of the masked tokens, rising; 0 if a row has fewer than M.
-    weights: 1, or 0 beyond the masked tokens of a row.
+  ``positions`` of masked tokens rise; beyond them ``positions`` and ``weights`` are 0.
   """
 
   tokens: Int[Array, 'B T']
@@ -35,7 +33,7 @@ class Masked(NamedTuple):
   weights: Float[Array, 'B M']
 
 
-def most_masked(length: int, rate: float = 0.15) -> int:
+def most_masked(length: int, rate: float) -> int:
   """M, the most masked tokens in a row of ``length`` tokens, two of them special."""
   return max(1, round(rate * (length - 2)))
 
@@ -59,9 +57,6 @@ def mask_tokens(
     words: the word number of each token; -1 at special tokens and padding, which are never masked.
       Neighbouring words have different numbers.
     replacements: the ids of random tokens: all but the special ones.
-
-  Returns:
-    M is ``most_masked``. A row where no word fits has weights 0.
   """
   length = tokens.shape[1]
   most = most_masked(length, rate)
@@ -100,8 +95,7 @@ def choose_words(
 
   Args:
     order: the rank of each word, at its first token; the lowest comes first.
-    budget: of each row, at most ``most`` tokens.
-    most: the number of steps, since a word has at least one token.
+    most: the largest budget in tokens, so the number of steps.
   """
   places = jax.lax.broadcasted_iota(jnp.int32, words.shape, 1)
   # No word has number -2, so the first token starts a word.
@@ -136,8 +130,8 @@ def mlm_loss(
 ) -> tuple[Float[Array, ''], Float[Array, '']]:
   """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) and the number of correct predictions.
 
-  Both are weighted sums, so that chunks of a batch can be added. States at ``positions`` are
-  gathered first, so the largest array is [B, M, V], a seventh of [B, T, V].
+  Both are weighted sums, so that chunks of a batch can be added. The largest array is [B, M, V], a
+  seventh of [B, T, V].
   """
   gathered = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)  # [B, M, H]
   logits = heads.mlm_logits(config, head, embedding, gathered, dtype)
@@ -161,9 +155,8 @@ def condenser_states(
 
 
 def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
-  """The texts in the order first 0, second 0, first 1, second 1, ...; M = 2 B.
-
-  Each device keeps the rows of its passages.
+  """The texts in the order first 0, second 0, first 1, second 1, ..., so that each device keeps the
+  rows of its passages.
   """
   return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
 

@@ -57,8 +57,7 @@ class _Sums(NamedTuple):
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The losses of ``config.pretrain``.
 
-  Means are over all masked tokens and texts of an update, so devices and chunks do not change the
-  weights of terms.
+  Means are over all masked tokens and texts of an update, whatever its devices and chunks.
   """
   settings = config.pretrain
   contrasted = settings.views != 'one' and settings.contrast_weight > 0
@@ -131,15 +130,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       return encoder.encode_early_late(model, params['backbone'], tokens, mask, skip_from, **shared)
     return None, encoder.encode(model, params['backbone'], tokens, mask, **shared)
 
-  def vectors_of(
-    params: Params, adapter: Adapter | None, hidden: Array, mask: Array
-  ) -> Float[Array, 'B H']:
-    return of_states(model, params['backbone'], hidden, mask, spec, adapter=adapter)
-
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
     adapter = dual_encoder.expand(config, model, params)[kind]
     hidden = encode_tokens(params, adapter, tokens, mask, None)[1]
-    return vectors_of(params, adapter, hidden, mask)
+    return of_states(model, params['backbone'], hidden, mask, spec, adapter=adapter)
 
   def encode(
     params: Params, adapter: Adapter | None, rows: Any, key: Array | None
@@ -175,7 +169,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
           )
         )
         sums = sums._replace(head=head_loss, right=right)
-    return vectors_of(params, adapter, late, mask), sums
+    return of_states(model, params['backbone'], late, mask, spec, adapter=adapter), sums
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     assert key is not None
@@ -318,10 +312,7 @@ def find_data(
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The encoder with its heads for further pretraining, or only a prompt.
-
-  A head trained with a prompt is not exported, since the backbone did not change.
-  """
+  """The encoder with its heads for further pretraining, or only a prompt."""
   length = config.pretrain.max_length
   spec = vector_spec.of_config(config).replace(query_max_length=length, passage_max_length=length)
   prompt = dual_encoder.export_prompt(config, backbone, trained, spec)

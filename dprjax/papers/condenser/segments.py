@@ -60,7 +60,7 @@ def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Itera
   """Yields the documents of files and folders; documents without text are counted and skipped.
 
   Ids come from the file, or else from its name and the line; they may repeat in other files. A
-  newline in a text ends a sentence; a title is the first line.
+  title is the first line.
   """
   for path in find_files(paths, report):
     for document in _read(path):
@@ -146,9 +146,8 @@ def _read_text(path: epath.Path) -> Iterator[Document]:
 class PassageCache:
   """An open cache of passages.
 
-  Attributes:
-    passages: the rows: `tokens`; `words`, the word number of each token, from 0 in each passage;
-      `ends`, the end of each sentence in `tokens`.
+  The rows of ``passages`` have `tokens`; `words`, the word number of each token, from 0 in each
+  passage; `ends`, the end of each sentence in `tokens`.
   """
 
   path: epath.Path
@@ -162,19 +161,13 @@ class PassageCache:
     return len(self.num_tokens)
 
   def passage_ids(self, rows: jt.Int[np.ndarray, ' B']) -> list[str]:
-    """``DOCUMENT#n``, where n counts the passages of the document from 0."""
     return self.passages.ids(rows)
 
 
-def open_documents(directory: files.PathLike) -> PassageCache:
-  path = epath.Path(directory)
+def open_documents(path: epath.Path) -> PassageCache:
   description, lengths = fingerprint.open_built(path, 'documents')
-  return PassageCache(
-    path=path,
-    settings=description['settings'],
-    passages=table.Table(path / 'passages', 'passages'),
-    **lengths,
-  )
+  passages = table.Table(path / 'passages', 'passages')
+  return PassageCache(path, description['settings'], **lengths, passages=passages)
 
 
 def build_documents(
@@ -192,9 +185,6 @@ def build_documents(
   than ``SHORT`` tokens joins the next one, or at the end the one before. A sentence longer than a
   passage is cut between words into similar pieces, which count as sentences. Repeated passages are
   left out. The report counts all of these.
-
-  Args:
-    passage_length: the most tokens of a passage, without special tokens.
   """
   path = epath.Path(directory)
   settings = {
@@ -356,8 +346,8 @@ def _cut_long(
 def _pack(ends: list[int], limit: int) -> list[tuple[int, list[int]]]:
   """(start, ends of its sentences) of every passage: as many sentences as fit, in order.
 
-  If the last passage has only one sentence, and the one before has at least three, the last
-  sentence of that moves over, so that the last passage has two to compare.
+  If the last passage has only one sentence, and the one before at least three, its last sentence
+  moves over, so that the last passage has two to compare.
   """
   passages: list[tuple[int, list[int]]] = [(0, [])]
   for end in ends:
@@ -374,7 +364,7 @@ def _pack(ends: list[int], limit: int) -> list[tuple[int, list[int]]]:
 
 
 def split_sentences(text: str, language: str = 'en') -> list[str]:
-  """The sentences of a text, with single spaces; a newline ends a sentence, and no words are lost.
+  """The sentences of a text, with single spaces; a newline ends a sentence.
 
   ``language`` is an ISO 639 code; sentencex takes English rules for an unknown one.
   """

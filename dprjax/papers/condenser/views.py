@@ -60,8 +60,8 @@ def make_view_batches(
 
   Each epoch shuffles the passages anew, drops those that do not fill a batch, and draws new views.
   Keys: `first_tokens` [B, T] int32, with special tokens; `first_mask` [B, T] bool; `first_words`
-  [B, T] int32, the word number of each token, -1 for special tokens and padding; `second_...`
-  likewise with its own T, unless views='one'; `passage_index` [B] int32, rows of ``texts``.
+  [B, T] int32, -1 for special tokens and padding; `second_...` likewise with its own T, unless
+  views='one'; `passage_index` [B] int32, rows of ``texts``.
 
   Args:
     span_length: the most tokens of a span. Passages shorter than two spans are halved; those
@@ -157,8 +157,7 @@ class _Passages(NamedTuple):
 def _window(passages: _Passages, chances: jt.Float[np.ndarray, ' B'], room: int) -> _Piece:
   """The passage, or a window that starts at one of its sentences.
 
-  The last possible start is the first sentence from which the rest fits, so all text can be
-  drawn and no window is shorter than needed.
+  The last possible start is the first sentence from which the rest fits.
   """
   sentences, owners = passages.sentences, passages.sentences.owners
   starts = np.concatenate([[0], sentences.flat[:-1]])
@@ -262,5 +261,4 @@ def _around(ends: Integers, number: int, keep: bool, room: int) -> tuple[int, in
 def _choose(
   chances: jt.Float[np.ndarray, '*B'], counts: jt.Int[np.ndarray, '*B']
 ) -> jt.Int[np.ndarray, '*B']:
-  """A uniform number below each count, from a chance in [0, 1)."""
   return (chances * counts).astype(np.int64)

@@ -10,7 +10,7 @@ Reranker-Prompt reads a pair:
     [CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]     score: logit(yes) - logit(no) at [MASK]
 
 A slot P is words (manual), or learned vectors (continuous): a bidirectional LSTM and an MLP over
-trained embeddings (Eq. 2), ``prompt_encoder``. Training has two stages:
+trained embeddings (Eq. 2), ``PromptEncoder``. Training has two stages:
 
     matching description (MDM)   the prompt of one task, the backbone frozen:  :mdm=TASK
     essential matching (EMM)     the backbone on all tasks, all prompts fixed: :emm
@@ -25,8 +25,8 @@ P_new = sum_k w_k P_k, ``prompt/NAME/weights`` and ``sources/NAME``.
 Read in this order:
 
     task_templates.py    templates of several tasks in one batch; the words of Tables 1 and 2
-    adapter.py           the kind of adapter ``template``: learned vectors among the tokens
-    prompt_encoder.py    Eq. 2
+    adapter.py           the kind of adapter ``template``
+    learned_tokens.py    learned vectors among the tokens, and their encoder, Eq. 2
     nir_prompt.py        both stages: parameters, prompts from files, sums, export
     nir_retriever.py     the method nir_retriever, and its fine-tuned baseline
     nir_reranker.py      the method nir_reranker, and its fine-tuned baseline

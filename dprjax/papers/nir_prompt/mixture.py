@@ -1,8 +1,8 @@
 """Batches from several data sets, mixed by an arrangement.
 
-Each data set is an endless stream: the seed shuffles all examples, again and again. For each row of
-the batch of any step, an arrangement gives the data set and the place in its stream. So large sets
-continue where the last epoch ended, and small ones repeat within an epoch.
+Each data set is an endless stream: the seed shuffles all examples, again and again. An arrangement
+gives the data set and the place in its stream for each row of a batch. So large sets continue where
+the last epoch ended, and small ones repeat within an epoch.
 
 | arrangement | a batch (NIR-Prompt, Table 13) |
 |---|---|
@@ -33,8 +33,7 @@ Plan = Callable[[int], tuple[jt.Int32[np.ndarray, ' B'], jt.Int64[np.ndarray, ' 
 class Examples(Protocol):
   """A data set for batches: `batches.Feed`, and the feeds of `papers.nir_prompt.pairs`.
 
-  Attributes:
-    counts: for each key of indices in a batch, the number of rows that it refers to.
+  ``counts`` has the number of rows that each key of indices in a batch refers to.
   """
 
   @property
@@ -186,7 +185,6 @@ def row_offsets(tasks: Sequence[Examples]) -> dict[str, jt.Int32[np.ndarray, ' t
 def split_rows(
   tasks: Sequence[Examples], batch: Mapping[str, np.ndarray]
 ) -> dict[int, dict[str, np.ndarray]]:
-  """Row numbers within each data set, for the keys that end in `_index`."""
   offsets = row_offsets(tasks)
   keys = [key for key in offsets if key.endswith('_index')]
   first = np.asarray(batch[keys[0]])

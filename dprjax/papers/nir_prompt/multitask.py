@@ -30,7 +30,7 @@ from dprjax.retrieval import measures
 from dprjax.text import batches, sources
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
-from dprjax.training import dev_ranking, dual_encoder, frozen, pair_data, retrieval_data
+from dprjax.training import cross_encoder, dev_ranking, dual_encoder, retrieval_data
 from dprjax.training.method import BatchShapes, DataSource, Evaluate, Model, Scores, TrainingData
 from dprjax.training.retrieval_data import Retrieval
 
@@ -44,10 +44,8 @@ Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
 
 
 class Task(NamedTuple):
-  """An entry of ``config.tasks``; ``number`` is its index in sorted order."""
-
   name: str
-  number: int
+  number: int  # in sorted order
   measure: str
   data: Retrieval | LabelledPairs
 
@@ -105,10 +103,8 @@ def batch_shapes(
   around: Mapping[str, int] | None = None,
   numbered: bool = True,
 ) -> BatchShapes:
-  """The longest batch of all tasks; see ``Method.shapes``.
-
-  ``around`` has the tokens of the longest template by kind of input; by default only special
-  tokens.
+  """See ``Method.shapes``. ``around`` has the tokens of the longest template by kind of input; by
+  default only special tokens.
   """
   if around is None:
     plain = _plain_templates(tokenizer)
@@ -152,7 +148,7 @@ def _find_task(
       return splits
     if not config.negatives:
       raise InputError(f'config.negatives: {name} needs pairs that do not match; use 1 or more')
-    return pair_data.with_negatives(splits)
+    return cross_encoder.with_negatives(splits)
   if form == 'retrieval' or entry.measure not in CLASSIFICATION:
     raise InputError(
       f'{key}.form: labelled pairs are for re-rankers, not for {config.method!r}, and '
@@ -162,7 +158,7 @@ def _find_task(
 
 
 def _limit_dev(splits: Retrieval) -> Retrieval:
-  """Limits the dev queries of a few-shot task to the number of its training queries."""
+  """A few-shot task has as few dev queries as training queries."""
   train, dev = splits.train, splits.dev
   if dev is None or train.max_queries is None:
     return splits
@@ -177,7 +173,7 @@ def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks:
-  """The located data of all tasks; attributes are arguments of `find_tasks`."""
+  """The arguments of `find_tasks`."""
 
   tasks: list[Task]
   section: ConfigDict
@@ -225,7 +221,9 @@ class _Tasks:
       if form == 'retrieval':
         shared = dev_ranking.make_embedders(section, config, self.devices, tokenizer, built.embed)
       else:
-        shared = pair_data.Scorer(built, config, self.devices, tokenizer, around['pair'], longest)
+        shared = cross_encoder.Scorer(
+          built, config, self.devices, tokenizer, around['pair'], longest
+        )
       each = [self._evaluation(task, shared, tokenizer) for task in tasks]
       return lambda params: self._mean([evaluate(params) for evaluate in each])
 
@@ -248,7 +246,7 @@ class _Tasks:
     if isinstance(data, LabelledPairs):
       return data.evaluation(shared, tokenizer, task.measure, number)
     if self.form == 'pairs':
-      return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
+      return cross_encoder.ranking(data, shared, tokenizer, [task.measure], number)
     ranking = dev_ranking.DevRanking(data, tokenizer, [task.measure], number=number)
     return ranking.evaluation(shared)
 
@@ -258,7 +256,7 @@ class _Tasks:
       assert isinstance(task.data, Retrieval)
       ranking = dev_ranking.DevRanking(task.data, tokenizer, [task.measure])
       found.append(ranking.frozen())
-      encoder = frozen.Frozen(self.config, task.data.workdir, tokenizer)
+      encoder = dev_ranking.Frozen(self.config, task.data.workdir, tokenizer)
       for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
         logger.info('%s: %s', task.name, line)
     return self._mean(found)
@@ -321,11 +319,7 @@ def _open_feed(
 ) -> batches.Feed | pairs.PairFeed | pairs.QueryPairFeed:
   data = task.data
   if isinstance(data, LabelledPairs):
-    return pairs.PairFeed(
-      pairs.tokenise(data.train, tokenizer, data.section),
-      query_buckets=data.section.query_buckets,
-      passage_buckets=data.section.passage_buckets,
-    )
+    return pairs.PairFeed(pairs.tokenise(data.train, tokenizer, data.section), data.section)
   tokens = data.open_cache('train', data.train, tokenizer)
   if form == 'retrieval':
     # In these arrangements other tasks also give negatives.

@@ -7,8 +7,8 @@ A task is an entry of ``config.tasks``. Its prompt is one of
 - a weighted sum of the prompts of other tasks (``config.adapt.fusion``: a new task)
 - words, or nothing
 
-Parameters are ``prompt/NAME/query/P1/...`` by task and slot, ``prompt/NAME/weights`` for a sum, and
-``sources/NAME/...`` for the constant prompts in a sum.
+Parameters are ``prompt/NAME/query/P1/...`` by task and slot, and for a sum ``prompt/NAME/weights``
+and its constant prompts, ``sources/NAME/...``.
 """
 
 import functools
@@ -30,7 +30,7 @@ from dprjax.models import artifact, head_specs, hub
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Template
-from dprjax.papers.nir_prompt import learned_tokens, multitask, prompt_encoder, task_templates
+from dprjax.papers.nir_prompt import learned_tokens, multitask, task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from dprjax.text import vector_spec
@@ -60,13 +60,11 @@ class Prompts(NamedTuple):
   """The prompts of a run.
 
   Attributes:
-    templates: of the tasks; ``bare`` has no prompt slots.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
     table: ``params ->`` the learned vectors of all tasks, or None.
   """
 
   templates: TaskTemplates
-  bare: TaskTemplates
   init: Callable[[Parts, Array], dict[str, Any]]
   table: Callable[[Params], LearnedTokens | None]
 
@@ -179,13 +177,6 @@ def make_templates(
   return TaskTemplates.make(specs(config, kinds, found), tokenizer, vocab_size)
 
 
-def around(
-  config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
-) -> dict[str, list[Template]]:
-  made = make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
-  return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
-
-
 def build(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
 ) -> Prompts:
@@ -214,7 +205,7 @@ def build(
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
     keys = {name: jax.random.fold_in(key, place) for place, name in enumerate(sorted(fresh))}
-    params |= prompt_encoder.init_prompt_encoders(model, keys, fresh)
+    params |= learned_tokens.init_prompt_encoders(model, keys, fresh)
     made = {'prompt': tree.unflatten(params)} if params else {}
     if found.sources:
       made['sources'] = tree.unflatten(_vectors(found.sources, '{task}/{name}'))
@@ -226,8 +217,7 @@ def build(
     vectors = expand(params, learned)
     return LearnedTokens(templates.table([vectors[task] for task in names]), count)
 
-  bare = templates.without_prompts()
-  return Prompts(templates, bare, init, table)
+  return Prompts(templates, init, table)
 
 
 def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
@@ -241,7 +231,6 @@ def _vectors(prompts: Mapping[str, Prompt], path: str) -> dict[str, np.ndarray]:
 def expand(
   params: Params, learned: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Float[Array, 'P H']]]:
-  """The vectors of each task by learned slot, for any parametrisation."""
   vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
   fresh = {}
   for task, names in learned.items():
@@ -256,7 +245,7 @@ def expand(
         vectors[task][name] = own[kind][slot]['vectors']
       else:
         fresh[f'{task}/{name}'] = own[kind][slot]
-  for name, array in prompt_encoder.encode_prompts(fresh).items():
+  for name, array in learned_tokens.encode_prompts(fresh).items():
     task, _, slot = name.partition('/')
     vectors[task][slot] = array
   return vectors
@@ -282,7 +271,7 @@ def check_prompt(
 
 
 def check_trained(config: ConfigDict, params: Params) -> None:
-  """Raises InputError unless one fresh prompt is trained, and prompts from files are not."""
+  """Requires that fresh prompts are trained, one task at a time, and prompts from files are not."""
   names = list(tree.flatten(params))
   trained = tree.trainable_names(config.trainable, names)
   given = [one for one in names if one.startswith('sources/') or one.endswith('/vectors')]
@@ -299,9 +288,7 @@ def check_trained(config: ConfigDict, params: Params) -> None:
 
 
 def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more: Any) -> Method:
-  """A stage of NIR-Prompt, by the form of its data, the kinds of its templates, and ``more`` fields
-  of ``Method``.
-  """
+  """A method, by the form of its data, the kinds of its templates, and ``more`` fields."""
   return Method(
     build,
     functools.partial(find_data, form=form, kinds=kinds),
@@ -320,7 +307,6 @@ def describes_tasks(config: ConfigDict, trained: Collection[str]) -> bool:
 def shapes(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, form: str, kinds: Sequence[str]
 ) -> BatchShapes:
-  """See ``Method.shapes``; texts are in the longest template of their kind."""
   templates = make_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
   around = {kind: templates.extra(kind) for kind in kinds}
   return multitask.batch_shapes(config, model, tokenizer, form, around)
@@ -337,14 +323,16 @@ def find_data(
   found = read_files(config)
   # Fails before data are read.
   specs(config, kinds, found)
-  texts = multitask.find_tasks(
-    section, config, workdir, devices, form, functools.partial(around, config, kinds, found)
-  )
+
+  def templates(tokenizer: Tokenizer) -> Mapping[str, Sequence[Template]]:
+    return make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size).templates
+
+  texts = multitask.find_tasks(section, config, workdir, devices, form, templates)
   return _keep(texts, workdir, found)
 
 
 def _keep(texts: DataSource, workdir: epath.Path, found: Files) -> DataSource:
-  """``texts``, with the prompt files copied into the workdir for the export."""
+  """Copies the prompt files into the workdir for the export."""
 
   def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     if jax.process_index() == 0:
@@ -378,7 +366,7 @@ def export(
   trained: Mapping[str, np.ndarray],
   kinds: Sequence[str],
 ) -> Product:
-  """The trained prompt of a task, or the encoder with its head and the prompts of all tasks."""
+  """The prompt of a task, or the encoder with its head and the prompts of all tasks."""
   found = Files(_kept(workdir, 'own'), _kept(workdir, 'sources'))
   of_tasks = dict(zip(sorted(config.tasks), specs(config, kinds, found), strict=True))
   sources = _vectors(found.sources, 'sources/{task}/{name}')

@@ -1,9 +1,8 @@
 """Reranker-Prompt: pairs of many tasks, judged by the word at [MASK] (NIR-Prompt, section 3.5).
 
 ``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the word of
-the label, yes or no, over the whole vocabulary. The score is logit(yes) - logit(no), as in the
-released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'`` is the
-difference P(yes) - P(no), as in the paper. Both are positive if yes is likelier.
+the label, yes or no, over the whole vocabulary; the scores are those of
+``task_templates.answer_score``.
 """
 
 import functools
@@ -32,9 +31,8 @@ KINDS = ('pair',)
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """Cross-entropy of the label word at [MASK]."""
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
-  templates = prompts.templates
+  templates, bare_templates = prompts.templates, prompts.templates.without_prompts()
   verbalizer = config.template.verbalizer
   yes, no = task_templates.label_ids(verbalizer, tokenizer, 'config.template.verbalizer')
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
@@ -59,7 +57,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       model,
       params['backbone'],
       params['head']['mlm'],
-      prompts.bare if templates.rows and table is None else templates,
+      bare_templates if templates.rows and table is None else templates,
       texts,
       length,
       numbers,

@@ -27,7 +27,6 @@ from dprjax.training.method import Model, Parts
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
-  """InfoNCE over the global batch, with texts in the templates of their tasks."""
   contrastive.check_negatives(config)
   if config.pooling not in learned_tokens.POOLINGS:
     raise InputError(

@@ -7,7 +7,7 @@ import ml_collections
 
 from dprjax.training import config as configs
 from dprjax.training import options
-from dprjax.training.options import choice, lines, phrases, several, switch, text, whole
+from dprjax.training.options import choice, lines, several, switch, text, whole
 
 TASK_DATA = (
   'format',
@@ -40,7 +40,8 @@ def table() -> types.SimpleNamespace:
   # Slots P1, P2, P3: 'continuous', learned vectors; 'manual', words of c.tasks.NAME.words;
   # 'hybrid', for pairs, only P3 in words; 'none', empty
   c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
-  c.template.lengths = _positive(6, 6, 7)  # of P1, P2, P3, in vectors
+  # of P1, P2, P3, in vectors
+  c.template.lengths = several(6, 6, 7, each=whole(1, least=1, most=10**4))
   # layers whose inputs keep the learned vectors unchanged; 0: none; -1: all but the last
   c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
   c.template.verbalizer = several('yes', 'no')  # answers at [MASK] of a pair; one token each
@@ -57,13 +58,13 @@ def table() -> types.SimpleNamespace:
   return c
 
 
-def _positive(*values: int) -> options.Option:
-  fits = options.whole(1, least=1, most=10**4).fits
-  return options.Option(
-    values,
-    lambda v: isinstance(v, tuple | list) and len(v) > 0 and all(map(fits, v)),
-    'a tuple of positive whole numbers',
+def _words() -> options.Option:
+  """Literal words of slots."""
+  each = text('')
+  short = each._replace(
+    fits=lambda v: each.fits(v) and len(v) <= 1000, expected='a text of up to 1000 characters'
   )
+  return several(each=short, least=0, most=9)
 
 
 def task(**data: Any) -> ml_collections.ConfigDict:
@@ -82,7 +83,7 @@ def task_table() -> types.SimpleNamespace:
   # words of P1, P2, ... around each text, for c.template.kind = 'manual'; (): the words of the
   # paper, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'.
   t.words = types.SimpleNamespace()
-  t.words.query, t.words.passage, t.words.pair = phrases(), phrases(), phrases()
+  t.words.query, t.words.passage, t.words.pair = _words(), _words(), _words()
   # on the dev split: for a ranking, such as 'RR@10'; for pairs 'accuracy' or 'F1'
   t.measure = text('RR@10')
   # as in c.data, which has the settings shared by all tasks; prefixes precede first and second

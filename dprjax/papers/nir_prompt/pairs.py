@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +26,8 @@ from dprjax.text import batches, docstrings, records, sources, trec
 from dprjax.text.batches import Batch, DrawnQueries, Feed
 from dprjax.text.tokenizing import Tokenizer, pad_batch
 from dprjax.text.vector_spec import SIDES
+from dprjax.training.cross_encoder import Scorer
 from dprjax.training.method import Evaluate, Scores
-from dprjax.training.pair_data import Scorer
 
 VIEWS = ('first', 'second')
 COLUMNS = ('label', 'first_index', 'second_index')  # numbers of a batch, one a pair
@@ -50,11 +50,8 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PairSource:
-  """Which pairs to read.
-
-  Attributes:
-    hold_out, held_out: as in ``sources.Source``, by a hash of both texts.
-    max_pairs: the most pairs, half of each label, also chosen by a hash.
+  """Which pairs to read: fields as in ``sources.Source``, hashes of both texts, half of
+  ``max_pairs`` of each label.
   """
 
   path: str
@@ -110,8 +107,6 @@ def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-  """Tokenised pairs: the tokens of both texts with special ones, and the labels."""
-
   tokens: tuple[list[jt.Int32[np.ndarray, ' _']], list[jt.Int32[np.ndarray, ' _']]]
   labels: jt.Int32[np.ndarray, ' pairs']
   lines: list[int]
@@ -149,14 +144,9 @@ def labels_of(pairs: Iterable[Pair]) -> jt.Int32[np.ndarray, ' pairs']:
 
 
 class PairFeed:
-  def __init__(self, pairs: Pairs, *, query_buckets: Any, passage_buckets: Any):
-    for lengths, buckets, name in zip(
-      pairs.lengths,
-      (query_buckets, passage_buckets),
-      ('query_buckets', 'passage_buckets'),
-      strict=True,
-    ):
-      batches.longest_bucket(lengths.max(), buckets, name)
+  def __init__(self, pairs: Pairs, section: Mapping[str, Any]):
+    for lengths, side in zip(pairs.lengths, SIDES, strict=True):
+      batches.longest_bucket(lengths.max(), section[f'{side}_buckets'], f'{side}_buckets')
     self._pairs, self.size = pairs, len(pairs.labels)
     self.counts = {'first_index': self.size, 'second_index': self.size}
 
@@ -314,10 +304,7 @@ def one_answer(labels: jt.Int32[np.ndarray, ' n'], measure: str) -> Scores:
 def measure_pairs(
   reranker: Reranker, folder: files.PathLike, split: str = 'test'
 ) -> dict[str, float]:
-  """``accuracy``, ``F1``, ``AP`` and the share of ``yes`` of a reranker on labelled pairs.
-
-  ``one answer`` is the accuracy of the more frequent label.
-  """
+  """Means of `classify`, and the accuracy of the more frequent label as ``one answer``."""
   rows = read_pairs(PairSource(str(folder), split))
   labels = labels_of(rows)
   found = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')

@@ -45,13 +45,7 @@ class PromptReranker(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``. The prompt must be made for the backbone (``artifact.load_prompt_for``).
-
-    Raises:
-      InputError: the masked-LM head is missing, or differs from that of the prompt; the prompt is
-        not a pair prompt; a word of the verbalizer is not one token; prompt and texts exceed the
-        positions.
-    """
+    """See ``load``. The prompt must be made for the backbone (``artifact.load_prompt_for``)."""
     config = backbone.config
     check_template(prompt, ('pair',))
     found = task_templates.need_head(backbone.heads, backbone.path)
@@ -121,8 +115,13 @@ class PromptReranker(Reranker):
     artifact.load_prompt(prompt)  # first, because loading a backbone takes long
     backbone, tokenizer = load_model(path, cls.head)
     loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
-    options: dict[str, Any] = {'mesh': mesh, 'batch_size': batch_size, 'dtype': dtype}
-    return cls(backbone, tokenizer, loaded, max_length, score=score, **options)
+    return cls(
+      *(backbone, tokenizer, loaded, max_length),
+      score=score,
+      mesh=mesh,
+      batch_size=batch_size,
+      dtype=dtype,
+    )
 
   @property
   def settings(self) -> dict[str, Any]:

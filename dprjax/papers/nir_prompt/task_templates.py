@@ -1,6 +1,5 @@
 """Templates, for several tasks at once (NIR-Prompt, section 3.3).
 
-    [CLS], [SEP]            special tokens: first; between two texts, and last
     P1, P2, P3              describe the task: literal words, or P learned vectors
     text, first, second     the text of a query or passage; the texts of a pair
     [MASK]                  the model answer
@@ -85,8 +84,7 @@ class Spec(NamedTuple):
 class TaskTemplates(NamedTuple):
   """The templates of several tasks, by task number.
 
-  Attributes:
-    rows: the table slots in order: task number, name and P.
+  ``rows`` has the slots of the table in order: task number, name and P.
   """
 
   templates: Mapping[str, tuple[Template, ...]]
@@ -100,11 +98,7 @@ class TaskTemplates(NamedTuple):
     tokenizer: Tokenizer,
     vocab_size: int,
   ) -> Self:
-    """Builds the templates.
-
-    Args:
-      vocab_size: of the encoder. Token ids from here on are learned vectors.
-    """
+    """Builds the templates; token ids from ``vocab_size`` on are learned vectors."""
     if tokenizer.mask_id is None:
       raise InputError('the tokenizer has no token for [MASK]; choose another backbone')
     pieces: dict[str, list[Template]] = {kind: [] for kind in specs[0].kinds}
@@ -151,7 +145,6 @@ class TaskTemplates(NamedTuple):
     return self._replace(templates=templates, rows=())
 
   def extra(self, kind: str) -> int:
-    """The most tokens added by a template to its texts."""
     return max(template.num_tokens for template in self.templates[kind])
 
   def fill(
@@ -192,7 +185,6 @@ def encode(
   numbers: Int[Array, ' B'],
   **kwargs: Any,
 ) -> tuple[Filled, Float[Array, 'B T H']]:
-  """The filled templates, and their last hidden states."""
   filled = templates.fill(kind, texts, length, numbers)
   return filled, encoder.encode(config, params, filled.tokens, filled.mask, **kwargs)
 
@@ -209,7 +201,6 @@ def answer(
   options: EncoderOptions,
   **kwargs: Any,
 ) -> Float[Array, 'B V']:
-  """The logits at [MASK] of pairs."""
   filled, hidden = encode(
     config, params, templates, 'pair', texts, length, numbers, options=options, **kwargs
   )
@@ -254,11 +245,11 @@ def vectors(
 def answer_score(
   logits: Float[Array, 'B V'], yes: int, no: int, kind: str = 'logit'
 ) -> Float[Array, ' B']:
-  """The preference for the word for yes over the word for no (NIR-Prompt, section 3.5).
+  """The preference for yes over no (NIR-Prompt, section 3.5).
 
   Args:
-    kind: 'logit', the difference of logits, whose sigmoid is P(yes | yes or no); 'probability', the
-      difference of probabilities over the vocabulary. Both have the same sign.
+    kind: 'logit', logit(yes) - logit(no), as in the released code: its sigmoid is
+      P(yes | yes or no); 'probability', P(yes) - P(no), as in the paper. Both have the same sign.
   """
   if kind == 'logit':
     return logits[:, yes] - logits[:, no]

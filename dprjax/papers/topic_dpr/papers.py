@@ -33,9 +33,7 @@ _LACKS = 'papers without {}: skipped'
 _MOST_RELATED = 10**8
 
 
-class Paper(NamedTuple):
-  """One paper; fields missing in the file are empty."""
-
+class Paper(NamedTuple):  # fields missing in the file are empty
   id: str
   title: str
   passage: str
@@ -43,8 +41,6 @@ class Paper(NamedTuple):
 
 
 class _Record(msgspec.Struct):
-  """A line of arXiv, or of a BEIR corpus."""
-
   bare_id: Id | None = msgspec.field(default=None, name='id')
   id: Id | None = msgspec.field(default=None, name='_id')
   title: str | None = None
@@ -56,8 +52,7 @@ class _Record(msgspec.Struct):
 def read_papers(path: files.PathLike) -> Iterator[Paper]:
   """Reads an arXiv jsonl, a BEIR corpus.jsonl or, without categories, a tsv; perhaps compressed.
 
-  The first record of a jsonl decides between the first two. The passage of a corpus has its title
-  before the text.
+  The first record of a jsonl tells its kind. A passage of a corpus begins with its title.
   """
   if not records.is_json(path):
     for found in texts.read_texts(path, 'passage'):
@@ -78,10 +73,10 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
 
 
 def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:
-  """Writes papers as a BEIR folder: titles are queries, abstracts passages, without a title.
+  """Writes papers as a BEIR folder and returns its judgements.
 
-  Returns the judgements: for ``own``, only the abstract of the same paper is relevant to a title;
-  otherwise all abstracts with a common category are.
+  For ``own``, only the abstract of the same paper is relevant to a title; otherwise all abstracts
+  with a common category are.
   """
   qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
   passages = (
@@ -126,22 +121,14 @@ class Flags:
 def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[str, int]:
   """Writes a folder for each split with papers; returns numbers of judgements.
 
-  Args:
-    sizes: papers of each split; 0: none, but for train all that are left.
+  ``sizes`` are the papers of each split; 0: none, but for train all that are left.
   """
   report = ReadReport()
   whole = []
   progress = Progress('papers', task=f'reading {path}')
   for paper in read_papers(path):
-    lacks = [
-      name
-      for name, there in (
-        ('title', paper.title),
-        ('abstract', paper.passage),
-        ('categories', paper.categories),
-      )
-      if not there
-    ]
+    parts_of = {'title': paper.title, 'abstract': paper.passage, 'categories': paper.categories}
+    lacks = [name for name, part in parts_of.items() if not part]
     report.count('papers')
     for name in lacks:
       report.count(_LACKS.format(name), paper.id)
@@ -172,12 +159,9 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
     counts = {split: len(papers) for split, papers in parts.items()}
     provenance.write_mark(folder, FORMAT, seed=seed, papers=counts)
   for split, count in judgements.items():
+    papers = counts[split]
     logger.info(
-      '%s/%s: %s papers, %.1f relevant a title',
-      out,
-      split,
-      f'{len(parts[split]):,}',
-      count / len(parts[split]),
+      '%s/%s: %s papers, %.1f relevant a title', out, split, f'{papers:,}', count / papers
     )
   return judgements
 

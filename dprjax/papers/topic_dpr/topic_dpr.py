@@ -176,9 +176,7 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
     )
   update = config.batch_size
   parts = config.grad_cache * meshes.batch_devices(devices)
-  if settings.batch and (
-    settings.batch > update or update % settings.batch or settings.batch % parts
-  ):
+  if settings.batch and (update % settings.batch or settings.batch % parts):
     raise InputError(
       f'config.topics.batch: {settings.batch} must divide the {update} rows of an update and be a '
       f'multiple of {parts} (devices by chunks)'
@@ -188,7 +186,7 @@ def check_options(config: ConfigDict, devices: Mesh) -> None:
 def put_before(
   tokens: Int[Array, 'B T'], mask: Array, words: Int[Array, 'B W']
 ) -> tuple[Int[Array, 'B T+W'], Array]:
-  """Words before each text, after its first special token: [TOPIC WORDS] [TEXT] of section 5.1."""
+  """Words before each text, after its first special token (section 5.1)."""
   return (
     jnp.concatenate([tokens[:, :1], words, tokens[:, 1:]], axis=1),
     jnp.concatenate([mask[:, :1], jnp.ones(words.shape, mask.dtype), mask[:, 1:]], axis=1),
@@ -253,8 +251,6 @@ def find_data(
 
 @dataclasses.dataclass(frozen=True)
 class TopicData(retrieval_data.Retrieval):
-  """Titles and abstracts with categories; ``found`` are the topics."""
-
   found: topic_models.Topics | None = None
 
   def assign(
@@ -262,8 +258,8 @@ class TopicData(retrieval_data.Retrieval):
   ) -> Mapping[str, np.ndarray]:
     """The topics of texts in a split, or the words before them; zeros without topics.
 
-    The words of a text decide its topic, also for queries: the topic of the document would leak the
-    answer. Random topics depend on the id, so that a title and its abstract agree.
+    The words of a query decide its topic, since the topic of the document would leak the answer.
+    Random topics depend on the id, so that a title and its abstract agree.
     """
     topics, settings, seed = self.found, self.config.topics, self.config.seed
     if topics is None:
@@ -291,8 +287,7 @@ class TopicData(retrieval_data.Retrieval):
   def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
     """All passages that share a category with the document of a query are relevant.
 
-    The document is the passage with the query id, or else the only relevant passage. Queries
-    without a document keep their judgements.
+    The document is the passage with the query id, or else the only relevant passage, if any.
     """
     categories = sources.load_dataset(self.dev or self.train).read_categories()
     members: dict[str, list[str]] = {}
@@ -309,23 +304,17 @@ class TopicData(retrieval_data.Retrieval):
     return related
 
   def check_negatives(self, tokens: token_cache.TokenCache) -> None:
-    check_categories(tokens)
-
-
-def check_categories(tokens: token_cache.TokenCache) -> None:
-  """Raises InputError if all pairs of documents share a category: there are no negatives."""
-  assert tokens.categories is not None
-  rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
-  different = {frozenset(row.tolist()) for row in rows} - {frozenset()}
-  if all(one & other for one, other in itertools.combinations(different, 2)):
-    raise InputError(
-      f'{tokens.path}: all pairs of documents share a category, so there are no negatives; add '
-      'documents of other categories'
-    )
+    assert tokens.categories is not None
+    rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
+    different = {frozenset(row.tolist()) for row in rows} - {frozenset()}
+    if all(one & other for one, other in itertools.combinations(different, 2)):
+      raise InputError(
+        f'{tokens.path}: all pairs of documents share a category, so there are no negatives; add '
+        'documents of other categories'
+      )
 
 
 def keep(topics: topic_models.Topics, count: int) -> topic_models.Topics:
-  """The largest ``count`` topics, or all if it is 0."""
   if not count or count == len(topics):
     return topics
   return dataclasses.replace(
@@ -339,7 +328,7 @@ def keep(topics: topic_models.Topics, count: int) -> topic_models.Topics:
 def random_words(
   topics: topic_models.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
 ) -> Int[np.ndarray, 'n W']:
-  """Tokens of words that each document draws from the vocabulary of the topics, by its id."""
+  """Tokens of words that each document draws from the vocabulary, by its id."""
   encoded = tokenizer.encode_bare(topics.vocabulary)
   pieces = [row for row in encoded.values() if len(row)]
   rows = np.zeros((len(ids), length), np.int32)
@@ -362,7 +351,6 @@ def random_topics(
 def export(
   config: ConfigDict, workdir: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
-  """The trained encoder, and the prompts of all topics with the topic model."""
   if config.topics.random_topics:
     raise InputError(
       'config.topics.random_topics: topics are random (a control run) and cannot be inferred '

@@ -26,12 +26,11 @@ def document_losses(
   """The query-passage and query-query losses of each document, over the global batch.
 
   The passage of the document itself is a positive of weight 1. Each positive is compared only with
-  negatives, not with other positives (Eqs. 3 and 4). Passages relevant to a query, such as those of
-  an equal title, are never its negatives.
+  negatives (Eqs. 3 and 4). Passages relevant to a query, such as those of an equal title, are never
+  its negatives.
 
   Args:
     queries, passages: of unit length.
-    passage_index, relevant: as in ``contrastive.info_nce``.
     rows: documents that a device scores at a time.
 
   Returns:

@@ -80,12 +80,7 @@ MOST_DOCUMENTS = 3000  # used to find topics; more take longer
 
 @dataclasses.dataclass(frozen=True)
 class Topics:
-  """A topic model.
-
-  Attributes:
-    sizes: documents of each topic, largest first.
-    distributions: word distributions of the background and each topic.
-  """
+  """A topic model; see the arrays of a file."""
 
   meta: dict[str, Any]
   names: list[list[str]]
@@ -97,10 +92,7 @@ class Topics:
     return len(self.sizes)
 
   def distribution(self, texts: Sequence[str]) -> jt.Float32[np.ndarray, 'n Ks']:
-    """Distribution over topics of each text, without the background (Eq. 1).
-
-    A text without known words gets the distribution over the documents.
-    """
+    """Distribution over topics of each text (Eq. 1); without known words, that of the documents."""
     texts = given.texts(texts)
     shares = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
     for start in range(0, len(texts), _CHUNK):
@@ -241,15 +233,7 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
 
 
 class TopicSettings(NamedTuple):
-  """Settings for finding topics.
-
-  Attributes:
-    topics: Ks, the number of topics kept.
-    alpha, eta: Dirichlet parameters: of the levels of a document or topics, and of the words of a
-      topic.
-    gamma: larger values make hLDA open new topics more often.
-    min_documents: documents that a word must occur in.
-  """
+  """Settings for finding topics; ``topics.Flags`` explains them."""
 
   kind: str = 'hlda'
   topics: int = 5
@@ -262,11 +246,11 @@ class TopicSettings(NamedTuple):
 
 
 class Fitted(NamedTuple):
-  """Topics, and statistics about finding them.
+  """Topics, and how they were found.
 
   Attributes:
     own: the topic that the method gave each document; -1 if dropped or none.
-    assigned: the topic of each document by the model.
+    assigned: the topic of each document by its words.
     all_sizes: documents of every topic found, descending.
   """
 
@@ -318,11 +302,8 @@ def fit(
       f'{where}: {len(used):,} of {counted(len(texts), "documents")} have words that occur in '
       f'{settings.min_documents}, too few for {settings.topics} topics; give more documents'
     )
-  kept = [rows[i] for i in used]
-  if settings.kind == 'hlda':
-    found = _find_hlda(kept, vocabulary, settings)
-  else:
-    found = _find_lda(kept, vocabulary, settings)
+  find = _find_hlda if settings.kind == 'hlda' else _find_lda
+  found = find([rows[i] for i in used], vocabulary, settings)
   sizes = np.bincount(found.own[found.own >= 0], minlength=len(found.counts))
   order = np.argsort(-sizes, kind='stable')
   alive = int(np.count_nonzero(sizes))
@@ -368,13 +349,8 @@ def _shown(
 def _find_hlda(
   rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: TopicSettings
 ) -> _Found:
-  model = _tomotopy().HLDAModel(
-    depth=_DEPTH,
-    alpha=settings.alpha,
-    eta=settings.eta,
-    gamma=settings.gamma,
-    seed=settings.seed,
-  )
+  priors = {'alpha': settings.alpha, 'eta': settings.eta, 'gamma': settings.gamma}
+  model = _tomotopy().HLDAModel(depth=_DEPTH, **priors, seed=settings.seed)
   topics, documents = _sample(model, rows, vocabulary, settings)
   branches = [k for k in range(model.k) if model.is_live_topic(k) and model.level(k) == 1]
   branch_of = np.full(model.k, -1)

@@ -8,8 +8,7 @@ chooses at most --max_documents.
 hlda: hierarchical LDA with three levels; topics are the largest branches under the root.
 lda: LDA.
 
-The table has the words and documents of each topic. Prompts are chosen by the words of a text; the
-agreement is the share of documents whose words lead to the topic that the method gave them.
+The agreement is the share of documents whose words lead to the topic that the method gave them.
 topics.npz.json has the numbers. The same documents, settings and seed give the same topics on the
 same kind of CPU.
 """

@@ -12,6 +12,6 @@ relevant:
     4  the last retriever trains on config.mix of both pools and of random passages
 
 Mining itself is in the core (``retrieval.negatives``), and so are the methods that train (``dpr``
-and ``cross_encoder``). Read ``pipeline.py``, the order of the stages; then ``stages.py``, which
-runs a command only if its input changed. configs/unm.py has the options; docs/mining.md the rules.
+and ``cross_encoder``). In ``pipeline.py``, `Pipeline` has the order of the stages; `Stages` runs a
+command only if its input changed. configs/unm.py has the options; docs/mining.md the rules.
 """

@@ -2,30 +2,32 @@
 
     dprjax pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
-The stages are commands of dprjax that run once each. The same command continues after an
-interruption; a stage runs again if its input changed.
-
-A first retriever trains on BM25 negatives. Negatives mined from both train a cross-encoder, which
-removes candidates that may be relevant. A last retriever trains on the mixture (DPTDR section 3.3).
-A table compares BM25, the frozen backbone and the rows of Table 9 of the paper on the test split.
+The stages are commands of dprjax that run once each; one runs again if its input changed. The same
+command continues after an interruption. A table compares BM25, the frozen backbone and the rows of
+Table 9 of the paper on the test split.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
+import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 from etils import epath
 
-from dprjax.base import cli, files, flags
+from dprjax.base import cli, files, flags, outputs, reading
 from dprjax.base.errors import InputError
-from dprjax.papers.unm.stages import Stages
 from dprjax.retrieval import figures, measures
 from dprjax.text import docstrings, sources
 from dprjax.training import config as configs
-from dprjax.training import options, stored_config
+from dprjax.training import options
 from dprjax.training import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
@@ -35,6 +37,9 @@ _OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'token_cache')
 _EXPERIMENTS = ('retriever', 'reranker')
 _OURS = ('method', 'seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
+
+_RECORD = 'stages.json'
+_GRACE_S = 2.0  # for an interrupted command
 
 _POOL = options.number(0.0, least=0, most=1)
 _TEXT = options.text('')
@@ -55,7 +60,7 @@ _OPTIONS = {
   'mix.undenoised': _POOL,
   'mix.random': _POOL,
   'undenoised': options.switch(True),
-  'measures': options.texts(),
+  'measures': options.several(each=options.lines(''), least=0),
 }
 
 
@@ -71,11 +76,8 @@ class ModelFiles(NamedTuple):
 
 
 class Pipeline:
-  """One experiment below ``workdir``.
-
-  Args:
-    workdir: the folder of all files: one folder for each training and mining, models/, embeddings/,
-      runs/, metrics/, report.md and report.png.
+  """One experiment below ``workdir``: a folder for each training and mining, models/, embeddings/,
+  runs/, metrics/, report.md and report.png.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
@@ -83,7 +85,6 @@ class Pipeline:
     self.config, self.workdir = config, workdir
 
   def run(self) -> dict[str, epath.Path]:
-    """Runs all stages; returns the metrics file of each system by title."""
     with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
       return self._run()
 
@@ -137,7 +138,6 @@ class Pipeline:
     return metrics
 
   def _folder(self) -> epath.Path:
-    """The BEIR folder; other data are converted into the workdir once."""
     folder, data = self.workdir / 'data', self.config.data
     if not data.dir.startswith('docstrings:'):
       return epath.Path(data.dir)
@@ -192,15 +192,15 @@ class Pipeline:
     """Trains a retriever on a source of negatives or a mix; returns it and its initial backbone."""
     if isinstance(mix, str):
       mix = {source: float(source == mix) for source in self.config.mix}
-    experiment, workdir = self.config.retriever, self.workdir / name
+    experiment = self.config.retriever
     prompted = bool(experiment.prompt.length)
     product = self.workdir / 'models' / (f'{name}.npz' if prompted else name)
     settings = [f'mix.{source}={fraction}' for source, fraction in mix.items()]
     recipe = self.config.retriever_recipe
     self._experiment(name, recipe, experiment, mined, base, product, settings)
-    workdir = workdirs.trained(workdir)
-    self._settings = stored_config.load_workdir(workdir)
-    base = stored_config.backbone_path(self._settings, workdir)
+    workdir = workdirs.trained(self.workdir / name)
+    self._settings = workdirs.load_workdir(workdir)
+    base = workdirs.backbone_path(self._settings, workdir)
     return (ModelFiles(base, product) if prompted else ModelFiles(str(product))), base
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
@@ -248,7 +248,6 @@ class Pipeline:
     self._stages.run(f'Export: {name}', command, product, [made])
 
   def _encode(self, name: str, model: ModelFiles, split: str | None) -> epath.Path:
-    """Encodes the queries of a split or, without one, the corpus."""
     side, settings = 'query' if split else 'passage', self._settings
     reads = [self._queries, self._qrels[split]] if split else [self._corpus]
     out = self.workdir / 'embeddings' / f'{name}-{split or "corpus"}'
@@ -313,8 +312,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   measures.parse_measures(list(config.measures))
   figures.check_name('report.png')  # its package is there
-  for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
-    configs.check_ranges(config[name], f'{method}.', f'config.{name}')
+  for name in _EXPERIMENTS:
+    configs.check_ranges(config[name], f'config.{name}')
   if config.reranker_path:
     with cli.loading():
       from dprjax.retrieval import reranker
@@ -326,12 +325,107 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return {
     '--config.data.dir': None if folder.startswith('docstrings:') else folder,
     '--config.reranker_path': config.reranker_path,
-    **{
-      f'--config.{name}.backbone.path': config[name].backbone.path
-      for name in ('retriever', 'reranker')
-    },
+    **{f'--config.{name}.backbone.path': config[name].backbone.path for name in _EXPERIMENTS},
     '--config.retriever.prompt.init_from': config.retriever.prompt.init_from,
   }
+
+
+class Stages:
+  """Runs commands of dprjax, unless they already succeeded on the same input.
+
+  For each file or folder made, ``stages.json`` has the command line of the stage and the SHA-256 of
+  its input. If these change, the ``scratch`` folder is removed and the stage runs again. A killed
+  stage may resume.
+  """
+
+  def __init__(self, out: epath.Path):
+    self._record, self._number = out / _RECORD, 0
+    self._stages: dict[str, dict[str, Any]] = {}
+    if self._record.exists():
+      kind = dict[str, dict[str, Any]]
+      self._stages = reading.read(self._record, 'record of the stages', kind)
+    self._sums: dict[str, str] = {}
+    self._made: set[str] = set()  # by this process
+
+  def run(
+    self,
+    title: str,
+    command: Sequence[str],
+    makes: epath.Path | None = None,
+    reads: Sequence[epath.PathLike] = (),
+    scratch: epath.Path | None = None,
+  ) -> None:
+    """Runs ``python -m dprjax.COMMAND`` unless it succeeded on the same input.
+
+    Args:
+      makes: the file or folder that only this stage makes; None: runs every time.
+      scratch: the folder of the stage, removed before it runs on changed input.
+    """
+    name, *arguments = command
+    line = shlex.join(['python', '-m', f'dprjax.{name}', *arguments])
+    entry = {'command': line, 'reads': {str(path): self._sum(epath.Path(path)) for path in reads}}
+    before = self._stages.get(str(makes), {})
+    same = all(before.get(key) == value for key, value in entry.items())
+    if same and str(makes) in self._made:
+      return
+    self._number += 1
+    head = f'[{self._number}] {title}'
+    if makes is not None and same and before.get('done') and makes.exists():
+      print(f'{head}: done before', flush=True)
+      self._made.add(str(makes))
+      return
+    if before and not same and scratch is not None and scratch.exists():
+      scratch.rmtree()
+    if makes is not None:
+      self._note(makes, entry | {'done': False})
+    print(f'\n{head}\n$ {line}', flush=True)
+    status = run_command([sys.executable, '-m', f'dprjax.{name}', *arguments])
+    if status in (2, 130):
+      sys.exit(status)  # the command printed the reason
+    if status:
+      killed = ', killed (out of memory?)' if status == -signal.SIGKILL else ''
+      raise InputError(
+        f'dprjax.{name} ended with status {status}{killed}; run the same command again to continue '
+        'from here'
+      )
+    if makes is not None:
+      self._sums = {
+        path: digest for path, digest in self._sums.items() if not path.startswith(str(makes))
+      }
+      self._note(makes, entry | {'done': True})
+      self._made.add(str(makes))
+
+  def _note(self, makes: epath.Path, stage: dict[str, object]) -> None:
+    self._stages[str(makes)] = stage
+    files.write_json(self._record, self._stages)
+
+  def _sum(self, path: epath.Path) -> str:
+    """SHA-256 of a file, or of the names and sums in a folder; cached."""
+    if str(path) not in self._sums:
+      if path.is_dir():
+        content = {item.name: self._sum(item) for item in sorted(path.iterdir())}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+      else:
+        digest = files.sha256_file(path)
+      self._sums[str(path)] = digest
+    return self._sums[str(path)]
+
+
+def run_command(command: Sequence[str]) -> int:
+  """Runs a command, which reports an interrupt itself; returns its status."""
+  # It inherits the locks of this process, so the folder stays locked until the command ends.
+  with subprocess.Popen(command, pass_fds=outputs.held()) as child:
+    try:
+      return child.wait()
+    except KeyboardInterrupt:
+      # An interrupt from the keyboard reached both; one from elsewhere only this process.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GRACE_S)
+      if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+      if child.wait() == 130:
+        return 130
+      raise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -361,7 +455,7 @@ def _command(args: Flags) -> None:
   if not config.data.dir:
     config.data.dir = f'docstrings:{configs.EMBEDDED}'
     logger.info('no --config.data.dir: docstrings of %s are the text', configs.EMBEDDED)
-  workdir = args.workdir or stored_config.default_workdir(args.experiment, config)
+  workdir = args.workdir or workdirs.default_workdir(args.experiment, config)
   if args.workdir is None:
     logger.info('--workdir=%s', workdir)
   Pipeline(config, epath.Path(workdir)).run()

@@ -247,7 +247,7 @@ def test_queries_as_pairs(caches, tokenizer, tmp_path):
   labelled = pairs.tokenise(pairs.PairSource(str(tmp_path)), tokenizer, settings)
   feeds = [
     pairs.QueryPairFeed(feeds_of(caches, 2)[1]),
-    pairs.PairFeed(labelled, query_buckets=BUCKETS[0], passage_buckets=BUCKETS[1]),
+    pairs.PairFeed(labelled, {'query_buckets': BUCKETS[0], 'passage_buckets': BUCKETS[1]}),
   ]
   assert feeds[0].size == 12 * 3
   made = make(feeds, arrangement='balanced', batch_size=6, per_task=36)

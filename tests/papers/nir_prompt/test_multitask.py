@@ -85,7 +85,7 @@ def start(folder, tmp_path, devices, tokenizer, model):
       for parent in parents:
         node = node[parent]
       node[last] = value
-    configs.check_ranges(config, '')
+    configs.check_ranges(config)
     return multitask.find_tasks(
       config.data, config, tmp_path / 'run', devices, form, templates, numbered
     ).open(tokenizer, model)

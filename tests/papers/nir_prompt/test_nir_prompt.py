@@ -12,7 +12,6 @@ from dprjax.papers.nir_prompt import (
   nir_prompt,
   nir_reranker,
   nir_retriever,
-  prompt_encoder,
 )
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES, same_length
@@ -87,7 +86,7 @@ def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
     slot: params['prompt']['qa'][slot.split('/')[0]][slot.split('/')[1]]
     for slot in learned_tokens.vectors(prompt)
   }
-  for slot, own in jax.jit(prompt_encoder.encode_prompts)(encoders).items():
+  for slot, own in jax.jit(learned_tokens.encode_prompts)(encoders).items():
     np.testing.assert_allclose(learned_tokens.vectors(prompt)[slot], own, rtol=0, atol=1e-6)
   assert len(learned_tokens.vectors(prompt)) == (4 if len(kinds) == 2 else 3)
 

@@ -132,7 +132,7 @@ def test_tokens_of_pairs(tmp_path, tokenizer):
     np.testing.assert_array_equal(second, tokenizer.encode([other], 5)[0][0])
   assert [lengths.max() for lengths in made.lengths] == [6, 5]
   with refused('query_buckets', '[4]'):
-    pairs.PairFeed(made, query_buckets=[4], passage_buckets=[8])
+    pairs.PairFeed(made, {'query_buckets': [4], 'passage_buckets': [8]})
 
 
 def test_pairs_of_docstrings(tmp_path):

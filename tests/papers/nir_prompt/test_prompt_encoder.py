@@ -4,7 +4,7 @@ import pytest
 
 from dprjax.base import tree
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.papers.nir_prompt import prompt_encoder
+from dprjax.papers.nir_prompt import learned_tokens
 
 WIDTH = 24
 
@@ -15,7 +15,7 @@ def config(width=WIDTH):
 
 def init(width, length, seed=0):
   """Fresh parameters of one encoder."""
-  return prompt_encoder.init_prompt_encoders(
+  return learned_tokens.init_prompt_encoders(
     config(width), {'P1': jax.random.key(seed)}, {'P1': length}
   )['P1']
 
@@ -24,7 +24,7 @@ def from_torch(state):
   """Parameters of Embedding, nn.LSTM and the MLP of PyTorch in our layout."""
   half = state['lstm.weight_hh_l0'].shape[1]
   params = {'embedding': state['embedding.weight']}
-  for layer in range(prompt_encoder.LSTM_LAYERS):
+  for layer in range(learned_tokens.LSTM_LAYERS):
     for way, suffix in (('forward', ''), ('backward', '_reverse')):
       ours = params.setdefault(f'{way}_{layer}', {'cell': {}})['cell']
       for number, gate in enumerate('ifgo'):  # the order of rows in PyTorch
@@ -55,7 +55,7 @@ def test_vectors_equal_pytorch(golden):
   params = {name: from_torch(stored(arrays, f'weights/{name}/')) for name in names}
   fresh = init(WIDTH, len(params['qa/P2']['embedding']))
   assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, params['qa/P2'])
-  vectors = jax.jit(prompt_encoder.encode_prompts)(params)
+  vectors = jax.jit(learned_tokens.encode_prompts)(params)
   for name in names:
     np.testing.assert_allclose(vectors[name], arrays[f'vectors/{name}'], rtol=0, atol=2e-5)
 

@@ -7,7 +7,7 @@ import pytest
 
 from dprjax.models import encoder, hub
 from dprjax.models.template import bare
-from dprjax.papers.nir_prompt import prompt_encoder, task_templates
+from dprjax.papers.nir_prompt import learned_tokens, task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
 from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
@@ -86,7 +86,7 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
 
   @jax.jit
   def loss(params):
-    found = prompt_encoder.encode_prompts(
+    found = learned_tokens.encode_prompts(
       {f'{task}/{name}': leaf for task, of in params.items() for name, leaf in of.items()}
     )
     vectors = [{name: found[f'{task}/{name}'] for name in of} for task, of in params.items()]

@@ -262,9 +262,9 @@ def test_documents_of_one_category_have_no_negatives(categories, fails):
   )
   if fails:
     with refused('token_cache'):
-      topic_dpr.check_categories(Tokens())
+      topic_dpr.TopicData.check_negatives(None, Tokens())
   else:
-    topic_dpr.check_categories(Tokens())
+    topic_dpr.TopicData.check_negatives(None, Tokens())
 
 
 @pytest.mark.slow

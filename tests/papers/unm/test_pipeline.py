@@ -15,7 +15,7 @@ from etils import epath
 
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
-from dprjax.papers.unm import pipeline, stages
+from dprjax.papers.unm import pipeline
 from dprjax.training import config as configs
 from tests import devices
 from tests.refusals import named_in, refused
@@ -49,7 +49,7 @@ def test_the_whole_pipeline_killed_midway(tmp_path, monkeypatch, capsys, command
     return 2 if command[2] == 'dprjax.train' else run_here(command)
 
   with monkeypatch.context() as patch:
-    patch.setattr(stages, '_run', until_training)
+    patch.setattr(pipeline, 'run_command', until_training)
     assert command(pipeline, *command_line(work, *few)[3:])[0] == 2
   # A kill that nothing can catch, while the first retriever trains.
   child = subprocess.Popen(
@@ -77,7 +77,7 @@ def test_the_whole_pipeline_killed_midway(tmp_path, monkeypatch, capsys, command
     assert time.monotonic() < deadline
 
   # The stages go on in this process.
-  monkeypatch.setattr(stages, '_run', run_here)
+  monkeypatch.setattr(pipeline, 'run_command', run_here)
   pipeline.main(command_line(work, *few)[3:])
   whole = capsys.readouterr().out
   assert 'Mine: mined-bm25: done before' in whole and 'Train: first: done before' not in whole

@@ -5,7 +5,7 @@ import json
 import pytest
 from etils import epath
 
-from dprjax.papers.unm.stages import Stages
+from dprjax.papers.unm.pipeline import Stages
 from tests.refusals import refused
 
 
