@@ -15,7 +15,6 @@ from etils import epath
 
 from dprjax.base import distributed, files, reading
 from dprjax.base.counts import counted
-from dprjax.models import artifact
 from dprjax.retrieval import comparison
 from dprjax.training import workdir
 from dprjax.training.method import Scores
@@ -65,6 +64,8 @@ class Gain(NamedTuple):
   def read(cls, value: Any, where: str) -> 'Gain | None':
     if value is None:
       return None
+    from dprjax.models import artifact
+
     artifact.check_gain(where, value)
     return cls(**{name: value[name] for name in cls._fields if name in value})
 

@@ -53,7 +53,6 @@ def table(method: str, sections: Container[str] = ()) -> types.SimpleNamespace:
 
 
 def values(section: types.SimpleNamespace) -> dict[str, Any]:
-  """The defaults of a table, in nested dictionaries."""
   found: dict[str, Any] = {}
   for name, item in vars(section).items():
     found[name] = values(item) if isinstance(item, types.SimpleNamespace) else item.value
@@ -78,8 +77,7 @@ def resolve(
 ) -> dict[str, ml_collections.FrozenConfigDict]:
   """The checked experiments of a config: itself under '', or its alternatives by name.
 
-  Prompts for queries only come first, since they are the fastest to train, and later ones may stop
-  early.
+  Prompts for queries only come first: they train fastest, and later ones may stop early.
   """
   check_ranges(config)
   if not config.alternatives:
@@ -117,11 +115,8 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
   c.ema, c.weight_interpolation = 0.0, 0.0
-  c.data.format, c.data.dir, c.data.mined_negatives = (
-    'docstrings',
-    'email,http,json,logging,asyncio,unittest,xml',
-    '',
-  )
+  c.data.format, c.data.mined_negatives = 'docstrings', ''
+  c.data.dir = 'email,http,json,logging,asyncio,unittest,xml'
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.alternatives = {}
   if c.pooling == options.AUTO:
@@ -174,9 +169,7 @@ def _located(argument: str) -> str:
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
-  The file is Python code and is executed; command-line values are literals and never executed. A
-  ``configs/NAME.py`` missing in the working folder comes from dprjax. The command line overrides
-  the recipe.
+  The file is Python code and is executed; command-line values are literals and never executed.
   """
   # ml_collections would reuse definitions of an earlier config file.
   sys.modules.pop('config_config', None)
@@ -204,12 +197,7 @@ def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
   """Lets a recipe for any data, without a data folder, train on docstrings for some minutes.
 
   Of a prompt for queries and one for both sides, only the first is trained, which is faster.
-
-  Args:
-    given: the options set on the command line, which stay; one of an alternative keeps both.
-
-  Returns:
-    Whether the config changed.
+  Options on the command line, ``given``, stay. Returns whether the config changed.
   """
   if config.data.dir or config.data.get('format') != 'auto' or config.get('tasks'):
     return False
@@ -242,13 +230,19 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     if section == 'data' or section.endswith('.data'):
       data = option(config, section)
       _prefer_dev(data, section, given)
-      if f'{section}.dir' in given and f'{section}.format' not in given:
-        _prefer_files(data)
+      named = f'{section}.dir' in given and f'{section}.format' not in given
+      if named and data.get('format') == 'docstrings':
+        # Other names than those of files are packages.
+        there = all(os.path.exists(part.strip()) for part in data.dir.split(','))
+        data.format = 'auto' if there else 'docstrings'
   for name in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
     section, _, _ = name.rpartition('.')
-    over = 'every' if section.endswith('eval') else 'steps'
-    if over in option(config, section):
-      _prefer_epochs(option(config, section), name, f'{section}.{over}'.lstrip('.'), given)
+    over, lengths = 'every' if section.endswith('eval') else 'steps', option(config, section)
+    updates = f'{section}.{over}'.lstrip('.')
+    if over in lengths and updates not in given:
+      lengths[over] = 0
+    elif over in lengths and lengths['epochs'] and lengths[over]:
+      raise InputError(f'config.{name}, config.{updates}: both set the same length; leave one out')
   alternatives, known = config.get('alternatives') or {}, _table(config)
   for name, entry in alternatives.items():
     for key in sorted(given & flat(entry.to_dict()).keys()):
@@ -268,13 +262,6 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     config.alternatives = {}
 
 
-def _prefer_files(data: ml_collections.ConfigDict) -> None:
-  """Reads existing files in place of docstrings; other names are those of packages."""
-  if data.get('format') == 'docstrings':
-    there = all(os.path.exists(part.strip()) for part in data.dir.split(','))
-    data.format = 'auto' if there else 'docstrings'
-
-
 def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:
   """Lets the source of dev queries on the command line replace that of the recipe."""
   ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
@@ -292,17 +279,6 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
     data[name] = ways[name]
   if asked == ['folds'] and not below:
     data.folds_below = 10**9
-
-
-def _prefer_epochs(
-  section: ml_collections.ConfigDict, epochs: str, over: str, given: set[str]
-) -> None:
-  """Lets a length in epochs on the command line replace a length in updates in the recipe."""
-  name, leaf = epochs.rpartition('.')[2], over.rpartition('.')[2]
-  if over not in given:
-    section[leaf] = 0
-  elif section[name] and section[leaf]:
-    raise InputError(f'config.{epochs}, config.{over}: both set the same length; leave one out')
 
 
 def option(config: ml_collections.ConfigDict, name: str) -> Any:
@@ -331,10 +307,7 @@ def _unknown(arguments: Sequence[str]) -> str:
 
 
 def _near(key: str, known: Sequence[str]) -> list[str]:
-  """Options with a similar name, those of the same section first.
-
-  Initials work: ``optim.lr`` is ``optim.learning_rate``.
-  """
+  """Options with a similar name or initials (``optim.lr``), those of the same section first."""
   section, _, leaf = key.rpartition('.')
   parts = [(name, *name.rpartition('.')[::2]) for name in known]
   parts.sort(key=lambda part: part[1] != section)
@@ -399,11 +372,7 @@ def data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections
 def check_rules(
   config: ml_collections.ConfigDict, declared: Sequence[str], requires: Mapping[str, Any]
 ) -> None:
-  """Checks that options fit each other and the method.
-
-  Args:
-    declared: optional options of the method, see `options.Option`.
-  """
+  """Checks that options fit each other and the method, which has ``declared`` optional ones."""
 
   def check_needs(what: str, needs: Mapping[str, Any]) -> None:
     for name, wanted in needs.items():
@@ -478,7 +447,7 @@ def _table(config: ml_collections.ConfigDict) -> dict[str, options.Option]:
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Option]:
-  """The options of a config with its tasks and alternatives; InputError for a bad entry."""
+  """The options of a config with its tasks and alternatives."""
   known = _table(config)
   for section in ('tasks', 'alternatives'):
     entries = config.get(section) or {}
@@ -509,13 +478,10 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Op
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """The files that options of the method name, by option."""
-  modules = methods.option_modules(config.method, config)
-  return {
-    key: files
-    for module in modules
-    if hasattr(module, 'inputs')
-    for key, files in module.inputs(config).items()
-  }
+  found: dict[str, Any] = {}
+  for module in methods.option_modules(config.method, config):
+    found |= module.inputs(config) if hasattr(module, 'inputs') else {}
+  return found
 
 
 def split_argument(
@@ -523,8 +489,7 @@ def split_argument(
 ) -> tuple[str, list[str]]:
   """Splits the argument of a config file: ``'nq,local'`` -> ``('nq', ['local'])``.
 
-  Raises:
-    ValueError: an unknown word; ``parse`` turns it into an InputError.
+  ``parse`` turns the ValueError for an unknown word into an InputError.
   """
   name = f'configs/{pathlib.Path(file).name}'
   recipe, *rest = (arg or recipes[0]).split(',')

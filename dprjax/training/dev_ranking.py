@@ -6,13 +6,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from dprjax.base import arrays, distributed, tree
@@ -23,7 +23,6 @@ from dprjax.encoding.embedder import Embedder, EmbedFn
 from dprjax.models import hub
 from dprjax.retrieval import best, exact, measures
 from dprjax.text import sources, token_cache, trec, vector_spec
-from dprjax.text.qrels import Qrels
 from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
 from dprjax.training import workdir as workdirs
@@ -71,33 +70,6 @@ def make_embedders(
     )
     for side in SIDES
   }
-
-
-class Splits(Protocol):
-  """What a ranking needs of the data of a training, see `retrieval_data.Retrieval`."""
-
-  @property
-  def section(self) -> ConfigDict: ...
-  @property
-  def config(self) -> ConfigDict: ...
-  @property
-  def workdir(self) -> epath.Path: ...
-  @property
-  def train(self) -> sources.Source: ...
-  @property
-  def dev(self) -> sources.Source | None: ...
-
-  def open_cache(
-    self, name: str, source: sources.Source, tokenizer: Tokenizer
-  ) -> token_cache.TokenCache: ...
-
-  def make_qrels(
-    self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
-  ) -> Qrels: ...
-
-  def assign(
-    self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
-  ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None: ...
 
 
 class Frozen:
@@ -184,13 +156,13 @@ class Frozen:
 class DevRanking:
   """The dev queries and the passages searched for them.
 
-  ``rows`` are tokens by side, ``total`` is the number of passages in the corpus, and ``cut`` is
+  ``rows`` are tokens by side, ``total`` counts the passages in the corpus, and ``cut`` is
   `texts_cut` of the split.
   """
 
   def __init__(
     self,
-    data: Splits,
+    data: Any,
     tokenizer: Tokenizer,
     wanted: Sequence[str],
     number: int | None = None,
@@ -199,6 +171,7 @@ class DevRanking:
     """Opens the dev split or, with folds, all training queries.
 
     Args:
+      data: a `retrieval_data.Retrieval`.
       wanted: measures; the first gives the values of single queries.
       number: of the task, if ``Model.embed`` takes it.
       known: with a prompt for queries only, the vectors of passages in the training split.
@@ -304,10 +277,7 @@ class DevRanking:
     return evaluate
 
   def frozen(self) -> Scores:
-    """Scores of the encoder, run as `dprjax.encode` does without a prompt.
-
-    Process 0 measures them, and only it has the values of single queries.
-    """
+    """Scores of `Frozen`, which process 0 measures; only it has the values of single queries."""
     found = Scores({}, {})
     if jax.process_index() == 0:
       encoder = Frozen(self.data.config, self.data.workdir, self.tokenizer)

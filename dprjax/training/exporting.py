@@ -142,7 +142,7 @@ def _write_untrained(
   backbone: hub.Backbone,
   workdir: epath.Path,
 ) -> epath.Path:
-  """Writes the retriever of a choice without the trained model, or of a run that trained none."""
+  """Writes the retriever of a choice without the trained model, or of an untrained run."""
   with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
     aside.mkdir(parents=True)
     folder.describe(
@@ -183,7 +183,7 @@ def _describe(aside: epath.Path, made: Made, name: str) -> None:
 
 
 def _data_of(workdir: epath.Path | None) -> dict[str, str] | None:
-  """The SHA-256 of the files of data of a training, by their role."""
+  """The SHA-256 of the files of data, by role."""
   if workdir is None:
     return None
   stamps = provenance.read_mark(workdir).get('inputs') or {}

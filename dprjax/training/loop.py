@@ -48,8 +48,7 @@ class Trial(NamedTuple):
   """A training, perhaps one of several in a comparison.
 
   Attributes:
-    whole: whether its parameters are the result of the run; if not, it may end once its gain is
-      known.
+    whole: whether its parameters are the result of the run; else it may end once its gain is known.
     rival: the alternative that ends this one if it is ahead.
   """
 
@@ -137,7 +136,7 @@ class Standing:
   """Dev results so far, kept in every checkpoint.
 
   Attributes:
-    gain: of the best score over the baseline; before the first score, the gain of the folds.
+    gain: of the best score over the baseline; before the first score, that of the folds.
     stale: evaluations since the best one.
     note: on the best scores.
     beaten: the rival in the lead.
@@ -179,11 +178,7 @@ class Loop:
   """
 
   def __init__(self, setup: Setup, part: Trial, choice: Chosen | None = None):
-    """Places the parameters and restores the latest checkpoint.
-
-    ``part`` tells whether this training competes with others; ``choice`` is the result of
-    cross-validation.
-    """
+    """``choice`` is the result of cross-validation."""
     config, data = setup.config, setup.data
     self._setup, self._part, self._choice = setup, part, choice
     self._main = jax.process_index() == 0
@@ -267,11 +262,8 @@ class Loop:
       say(self._choice.shown)
     if self._start is not None and not self._resumed:
       self._metrics.write(0, baseline.metrics(self._start))
-      whose = (
-        'before the training'
-        if self._setup.data.frozen is None
-        else 'dprjax encode without a prompt'
-      )
+      own = self._setup.data.frozen is None
+      whose = 'before the training' if own else 'dprjax encode without a prompt'
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
     self._shorter: methods.Scores | None = None
     if self._start is not None and self._setup.data.shorter():

@@ -22,8 +22,8 @@ class Option(NamedTuple):
     value: the default.
     fits, expected: a test of values, and the allowed values in words.
     optional: only methods that list it in `Method.options` may change it.
-    requires: full names of other options and the values (`SET` or one value) that they need when
-      this option differs from its default. False, 0 and () mean an unused option.
+    requires: values of other options (`SET` or one value), by full name, if this option differs
+      from its default. False, 0 and () mean an unused option.
     mixed: whether values have several types.
   """
 
@@ -43,9 +43,7 @@ class Option(NamedTuple):
 def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, start: str) -> None:
   """Checks that exactly the options of a table are given, with allowed values.
 
-  Args:
-    name: put before names in messages, such as ``config``.
-    start: in messages, the place with all options.
+  Messages have ``name``, such as ``config``, before options, and ``start``, the place with all.
   """
   for key in sorted(given.keys() ^ table.keys()):
     fault = 'there is no such option' if key in given else 'it is missing'

@@ -5,7 +5,7 @@ import logging
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import ml_collections
@@ -16,7 +16,7 @@ from dprjax.base import distributed, machine, mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models import adapter as adapters
-from dprjax.models import artifact, hub
+from dprjax.models import hub
 from dprjax.text import seen, tokenizing, vocabularies
 from dprjax.training import (
   baseline,
@@ -28,6 +28,9 @@ from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
 from dprjax.training.loop import Loop, Result, Setup, Trial
+
+if TYPE_CHECKING:
+  from dprjax.models.artifact import Prompt
 
 logger = logging.getLogger('dprjax')
 
@@ -138,6 +141,8 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
   model = method.build(config, backbone.config, devices, tokenizer)
   prompt = None
   if config.prompt.init_from:
+    from dprjax.models import artifact
+
     prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
   elif 'prompt.init_text' in method.declared and (start := start_text(config, backbone.config)):
     prompt = prompt_of_text(config, backbone, tokenizer, start)
@@ -170,7 +175,7 @@ def prompt_of_text(
   backbone: hub.Backbone,
   tokenizer: tokenizing.Tokenizer,
   start: str,
-) -> artifact.Prompt:
+) -> 'Prompt':
   """The adapter initialized from a text, without special tokens."""
   settings = config.prompt
   training = adapters.find(settings.kind, 'config.prompt.kind').training
@@ -181,8 +186,10 @@ def prompt_of_text(
       f'{settings.kind!r} cannot start from text'
     )
   tokens = np.resize(tokens, settings.length)  # cut, or repeated
+  from dprjax.models.artifact import Prompt
+
   arrays = training.of_text(config, backbone.config, backbone.params, tokens)
-  return artifact.Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')
+  return Prompt({'kind': settings.kind}, arrays, 'config.prompt.init_text')
 
 
 def nothing_left(setup: Setup, start: methods.Scores) -> bool:

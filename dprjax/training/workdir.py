@@ -24,10 +24,8 @@ from dprjax.training import config as configs
 from dprjax.training import methods
 
 BASELINE = 'baseline.json'  # dev scores before the first step
-SHORTER = 'shorter'  # folder of the same with the lengths of the training, where they are shorter
-SELECTION = (
-  'selection.json'  # the choice by held-out queries: an alternative, or a number of updates
-)
+SHORTER = 'shorter'  # folder of the same with shorter lengths, those of the training
+SELECTION = 'selection.json'  # the choice by held-out queries, see `selection`
 PASSAGES = 'passages'  # folder of vectors of the frozen backbone
 FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings for the choice
 CHOSEN = 'choice.json'  # estimates of all candidates by held-out queries

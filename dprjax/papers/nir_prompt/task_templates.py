@@ -147,11 +147,6 @@ class TaskTemplates(NamedTuple):
   def extra(self, kind: str) -> int:
     return max(template.num_tokens for template in self.templates[kind])
 
-  def fill(
-    self, kind: str, texts: Sequence[TextRows], length: int, numbers: Int[Array, ' B']
-  ) -> Filled:
-    return fill(self.templates[kind], texts, length, self.pad_id, numbers)
-
   def places(self, kind: str, filled: Filled, slot: str) -> Bool[Array, 'B T']:
     return filled.pieces == SLOTS[kind].index(slot)
 
@@ -185,7 +180,7 @@ def encode(
   numbers: Int[Array, ' B'],
   **kwargs: Any,
 ) -> tuple[Filled, Float[Array, 'B T H']]:
-  filled = templates.fill(kind, texts, length, numbers)
+  filled = fill(templates.templates[kind], texts, length, templates.pad_id, numbers)
   return filled, encoder.encode(config, params, filled.tokens, filled.mask, **kwargs)
 
 

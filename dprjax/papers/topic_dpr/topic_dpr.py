@@ -39,7 +39,6 @@ from dprjax.text.vector_spec import SIDES
 from dprjax.training import dual_encoder, retrieval_data
 from dprjax.training.method import BatchShapes, DataSource, Method, Model, Parts, Product
 
-FITTED = ('hlda', 'lda')  # topics fitted by the run itself
 _KEPT = 'topics.npz'  # in the workdir
 _CATEGORIES = 8  # of a document in a plan; the cost hardly depends on this
 
@@ -228,7 +227,7 @@ def find_data(
     return data.texts()
   path = workdir / _KEPT
   roles = {}
-  if config.topics.path in FITTED:
+  if config.topics.path in topic_models.KINDS:
     if path.exists():
       topics = topic_models.load_topics(path)
     else:
@@ -402,7 +401,7 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   if not settings.path or settings.words:
     return batch
   count = settings.keep or topic_models.TopicSettings().topics
-  if settings.path not in FITTED:
+  if settings.path not in topic_models.KINDS:
     count = len(keep(topic_models.load_topics(settings.path), settings.keep))
   if count > 1 and settings.alpha and settings.topic_topic:
     some = (settings.batch or size) * count

@@ -88,21 +88,16 @@ class Pipeline:
     with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
       return self._run()
 
-  def _begin(self) -> None:
-    config, workdir = self.config, self.workdir
-    folder = self._folder()
+  def _run(self) -> dict[str, epath.Path]:
+    c, folder = self.config, str(self._folder())
     train, test = (
-      sources.locate(sources.Source(str(folder), 'beir', config.data[f'{split}_split']))
+      sources.locate(sources.Source(folder, 'beir', c.data[f'{split}_split']))
       for split in ('train', 'test')
     )
     self._corpus, self._queries = train['corpus'], train['queries']
     self._qrels = {'train': train['qrels'], 'test': test['qrels']}
-    files.write_json(workdir / 'config.json', json.loads(configs.to_json(config)))
-    self._stages = Stages(workdir)
-
-  def _run(self) -> dict[str, epath.Path]:
-    self._begin()
-    c = self.config
+    files.write_json(self.workdir / 'config.json', json.loads(configs.to_json(c)))
+    self._stages = Stages(self.workdir)
     runs = {split: self._bm25(split) for split in ('train', 'test')}
     metrics = {'BM25': self._measure('bm25', runs['test'])}
     given = f'bm25={runs["train"]}'

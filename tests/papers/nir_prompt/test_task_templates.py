@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dprjax.models import encoder, hub
-from dprjax.models.template import bare
+from dprjax.models.template import bare, fill
 from dprjax.papers.nir_prompt import learned_tokens, task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
@@ -81,7 +81,7 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
   text = bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
   numbers = jnp.array([0, 1, 1, 0], jnp.int32)
   expected = arrays[f'{model_type}/mask']
-  filled = made.fill('query', [text], expected.shape[1], numbers)
+  filled = fill(made.templates['query'], [text], expected.shape[1], made.pad_id, numbers)
   np.testing.assert_array_equal(filled.mask, expected)
 
   @jax.jit
