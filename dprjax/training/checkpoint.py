@@ -60,9 +60,8 @@ class Checkpoints:
     self._sha256, self._removes = backbone_sha256, jax.process_index() == 0 and not read_only
     self._saving = -1
     if jax.process_index() == 0 and self.folder.is_dir():
-      for path in self.folder.iterdir():
-        if path.name.isdecimal():
-          self._check_sums(int(path.name), 'metrics', 'extra')
+      for step in _steps(self.folder):
+        self._check_sums(step, 'metrics', 'extra')
     remedy = f'the {_METADATA} of a checkpoint is damaged; remove that file, nothing else needs it'
     with files.no_room(self.folder), _undamaged(self.folder, remedy):
       self._manager = ocp.CheckpointManager(
@@ -212,12 +211,7 @@ class Checkpoints:
       if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')
     ]
     # Only items, since orbax may still write other files.
-    lines = [
-      f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
-      for item in sorted(folder.iterdir(), key=str)
-      if item.is_dir()
-      for path in sorted(files.below(item), key=str)
-    ]
+    lines = [f'{files.sha256_file(folder / name)}  {name}\n' for name in sorted(_items(folder))]
     (folder / SUMS).write_text(''.join(lines))
 
   def _check_sums(self, step: int, *items: str) -> None:
@@ -230,13 +224,7 @@ class Checkpoints:
     else:
       lines = [line for _, line in reading.read_lines(folder / SUMS, 'checksums')]
       sums = {match[2]: match[1] for match in map(_SUM.fullmatch, lines) if match is not None}
-      found = {
-        str(path.relative_to(folder))
-        for item in folder.iterdir()
-        if item.is_dir()
-        for path in files.below(item)
-      }
-      wrong = []
+      found, wrong = _items(folder), []
       for name in sorted(sums.keys() | found):
         if items and name.split('/')[0] not in items:
           continue
@@ -247,11 +235,7 @@ class Checkpoints:
         elif files.is_special(folder / name) or files.sha256_file(folder / name) != sums[name]:
           wrong.append(f'{name} is damaged')
     if wrong:
-      others = [
-        int(path.name)
-        for path in self.folder.iterdir()
-        if path.name.isdecimal() and int(path.name) != step
-      ]
+      others = set(_steps(self.folder)) - {step}
       raise InputError(
         f'{folder} cannot be used: '
         f'{"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; '
@@ -273,10 +257,18 @@ class Checkpoints:
       ) from error
 
   def _last_good(self) -> str:
-    whole = [
-      int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and (p / _METADATA).exists()
-    ]
+    whole = [step for step in _steps(self.folder) if (self.folder / str(step) / _METADATA).exists()]
     return str(max(whole)) if whole else 'none'
+
+
+def _steps(folder: epath.Path) -> list[int]:
+  return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+
+
+def _items(folder: epath.Path) -> set[str]:
+  """The files of the items of a checkpoint."""
+  items = [item for item in folder.iterdir() if item.is_dir()]
+  return {str(path.relative_to(folder)) for item in items for path in files.below(item)}
 
 
 @functools.cache

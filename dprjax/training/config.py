@@ -81,7 +81,7 @@ def resolve(
   """
   check_ranges(config)
   if not config.alternatives:
-    _check_together(config)
+    check(config)
     return {'': ml_collections.FrozenConfigDict(config)}
   for key, data in data_sections(config).items():
     if not (data.hold_out or data.dev_split or data.get('folds')):
@@ -95,7 +95,7 @@ def resolve(
     if config.data.token_cache:
       changes['data.token_cache'] = str(epath.Path(config.data.token_cache) / name)
     experiments[name] = replace(config, changes)
-    _check_together(experiments[name])
+    check(experiments[name])
   return dict(sorted(experiments.items(), key=lambda item: item[1].prompt.sides != 'query'))
 
 
@@ -343,10 +343,6 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
 
 def check(config: ml_collections.ConfigDict) -> None:
   check_ranges(config)
-  _check_together(config)
-
-
-def _check_together(config: ml_collections.ConfigDict) -> None:
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face folder, a hub id or scratch:tiny'

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,9 +27,6 @@ from dprjax.text.tokenizing import Tokenizer
 from dprjax.text.vector_spec import SIDES
 from dprjax.training import workdir as workdirs
 from dprjax.training.method import Evaluate, Scores
-
-if TYPE_CHECKING:
-  from dprjax.training.query_only import DiskVectors
 
 logger = logging.getLogger('dprjax')
 
@@ -70,6 +67,19 @@ def make_embedders(
     )
     for side in SIDES
   }
+
+
+def bare_encoder(
+  config: ConfigDict, path: str, tokenizer: Tokenizer, spec: vector_spec.VectorSpec
+) -> inference.Encoder:
+  """The backbone at ``path`` as in `dprjax.encode` without a prompt."""
+  return inference.Encoder(
+    dict.fromkeys(SIDES, hub.load_backbone(path, on_disk=True)),
+    tokenizer,
+    {inference.UNNAMED: inference.BankEntry(None, spec)},
+    batch_size=config.eval.batch_size,
+    dtype=config.backbone.dtype,
+  )
 
 
 class Frozen:
@@ -144,13 +154,7 @@ class Frozen:
 
   @functools.cached_property
   def _encoder(self) -> inference.Encoder:
-    return inference.Encoder(
-      dict.fromkeys(SIDES, hub.load_backbone(self._path, on_disk=True)),
-      self._tokenizer,
-      {inference.UNNAMED: inference.BankEntry(None, self.spec)},
-      batch_size=self._config.eval.batch_size,
-      dtype=self._config.backbone.dtype,
-    )
+    return bare_encoder(self._config, self._path, self._tokenizer, self.spec)
 
 
 class DevRanking:
@@ -166,7 +170,7 @@ class DevRanking:
     tokenizer: Tokenizer,
     wanted: Sequence[str],
     number: int | None = None,
-    known: 'DiskVectors | None' = None,
+    known: Any = None,
   ):
     """Opens the dev split or, with folds, all training queries.
 
@@ -174,7 +178,7 @@ class DevRanking:
       data: a `retrieval_data.Retrieval`.
       wanted: measures; the first gives the values of single queries.
       number: of the task, if ``Model.embed`` takes it.
-      known: with a prompt for queries only, the vectors of passages in the training split.
+      known: with a prompt for queries only, the `query_only.DiskVectors` of training passages.
     """
     self.data, self.tokenizer, self._wanted, config = data, tokenizer, wanted, data.config
     self._number, self._known = number, known

@@ -3,10 +3,6 @@
 The two differ only in ``config.trainable`` and in the prompt.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 from etils import epath
@@ -18,12 +14,11 @@ from dprjax.losses import contrastive, distillation
 from dprjax.losses.contrastive import FROZEN
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.training import dual_encoder
+from dprjax.text import batches
+from dprjax.text.tokenizing import Tokenizer
+from dprjax.training import dual_encoder, retrieval_data
 from dprjax.training.dual_encoder import Vectors
-from dprjax.training.method import BatchShapes, DataSource, Method, Model
-
-if TYPE_CHECKING:
-  from dprjax.text.tokenizing import Tokenizer
+from dprjax.training.method import DataSource, Method, Model
 
 
 def build(
@@ -102,8 +97,6 @@ def negative_shares(batch: Batch) -> dict[str, Float[Array, '']]:
   """Shares of hard negatives by source, and of queries that lack a source."""
   if 'negative_source' not in batch:
     return {}
-  from dprjax.text import batches
-
   sources = batch['negative_source']
 
   def fraction(where: Array) -> Float[Array, '']:
@@ -121,20 +114,11 @@ def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
   """Queries and passages of a data set."""
-  # Imported here, so that the loss does not import modules that read files.
-  from dprjax.training import retrieval_data
-
   if config.corpus_negatives:
-    from dprjax.training import query_only
+    from dprjax.training import query_only  # imports the folders of embeddings
 
     query_only.check_corpus_negatives(config, devices)
   return retrieval_data.find_splits(section, config, workdir, devices).texts()
-
-
-def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  from dprjax.training import retrieval_data  # as above
-
-  return retrieval_data.batch_shapes(config, model, tokenizer)
 
 
 OPTIONS = (*dual_encoder.OPTIONS, 'distillation.loss', 'prompt.sides', 'prompt.regularization')
@@ -143,5 +127,5 @@ METHOD = Method(
   find_data,
   dual_encoder.export,
   options={build: OPTIONS, find_data: ('data.folds', 'eval.choose')},
-  shapes=shapes,
+  shapes=retrieval_data.batch_shapes,
 )

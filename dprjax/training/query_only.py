@@ -19,13 +19,12 @@ from dprjax.base import files as base_files
 from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.encoding import embeddings, folders, manifest
-from dprjax.encoding.text_encoder import UNNAMED, BankEntry, Encoder
+from dprjax.encoding.text_encoder import Encoder
 from dprjax.losses import contrastive
-from dprjax.models import hub
 from dprjax.text import sources, token_cache, vector_spec
 from dprjax.text.texts import Text, digest
 from dprjax.text.tokenizing import Tokenizer
-from dprjax.text.vector_spec import SIDES
+from dprjax.training import dev_ranking
 from dprjax.training import workdir as workdirs
 
 _QUERIES = 'queries'  # in the workdir
@@ -162,12 +161,5 @@ def arrays(
 
 
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
-  """The base encoder, loaded as in ``dprjax.encode`` with the settings of this config."""
-  backbone = hub.load_backbone(workdirs.backbone_path(config, workdir), on_disk=True)
-  return Encoder(
-    dict.fromkeys(SIDES, backbone),
-    tokenizer,
-    {UNNAMED: BankEntry(None, vector_spec.of_config(config))},
-    batch_size=config.eval.batch_size,
-    dtype=config.backbone.dtype,
-  )
+  path = workdirs.backbone_path(config, workdir)
+  return dev_ranking.bare_encoder(config, path, tokenizer, vector_spec.of_config(config))

@@ -108,7 +108,11 @@ class Retrieval:
     The export needs hashes of its queries.
     """
     folder = cache_folder(self.section, self.workdir) / self.task / name
-    cache = token_cache.build_cache(source, tokenizer, folder, **cache_options(self.section))
+    settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
+    options = {option: self.section[option] for option in settings}
+    cache = token_cache.build_cache(
+      source, tokenizer, folder, process_index=jax.process_index(), **options
+    )
     path = self.workdir / (f'queries-{self.task}.npz' if self.task else seen.FILE)
     role = name.partition('_')[0]
     if jax.process_index() == 0 and role not in (known := seen.read(path)):
@@ -271,11 +275,6 @@ def chance(negatives: int, unit: str) -> str:
 
 def cache_folder(section: ConfigDict, workdir: epath.Path) -> epath.Path:
   return epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
-
-
-def cache_options(section: ConfigDict) -> dict[str, Any]:
-  settings = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
-  return {option: section[option] for option in settings} | {'process_index': jax.process_index()}
 
 
 def find_splits(

@@ -230,14 +230,13 @@ def make_backbone(
         pad_token_id=tokenizer.pad_id,
       )
       params = hub.init_params(model, jax.random.key(config.seed))
-      heads = {name: _new_head(name, model, config.seed) for name in needs}
+      heads = {}
+      if needs:
+        from dprjax.models.head_specs import HEADS, Head  # few methods have one
+
+        made = {name: HEADS[name].init(model, jax.random.key(config.seed)) for name in needs}
+        heads = {name: Head(jax.device_get(head)) for name, head in made.items()}
       hub.save_backbone(path, model, params, source=folder, heads=heads)
-
-
-def _new_head(name: str, model: Any, seed: int) -> Any:
-  from dprjax.models.head_specs import HEADS, Head  # few methods have one
-
-  return Head(jax.device_get(HEADS[name].init(model, jax.random.key(seed))))
 
 
 def settle(setup: Setup, part: Trial) -> None:
@@ -263,21 +262,18 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
   if gain is None:
     return f'{ended}. Next: {command}'
   if config.eval.choose and (workdirs.top(setup.workdir) / workdirs.CHOSEN).exists():
-    return f'{_chosen(setup)}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
+    from dprjax.training import choice  # imports BM25
+
+    kept = choice.read(workdirs.top(setup.workdir))
+    assert kept is not None
+    chosen = f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
+    return f'{chosen}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{ended}. {gain.verdict}. Next: {command}'
   return (
     f'{ended}. {gain.verdict}. Keep the model as it was; to export this one anyway: {command} '
     '--force'
   )
-
-
-def _chosen(setup: Setup) -> str:
-  from dprjax.training import choice  # imports BM25
-
-  kept = choice.read(workdirs.top(setup.workdir))
-  assert kept is not None
-  return f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
 
 
 def _method(setup: Setup) -> str:

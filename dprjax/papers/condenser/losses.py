@@ -33,11 +33,6 @@ class Masked(NamedTuple):
   weights: Float[Array, 'B M']
 
 
-def most_masked(length: int, rate: float) -> int:
-  """M, the most masked tokens in a row of ``length`` tokens, two of them special."""
-  return max(1, round(rate * (length - 2)))
-
-
 def mask_tokens(
   key: Array,
   tokens: Int[Array, 'B T'],
@@ -59,7 +54,7 @@ def mask_tokens(
     replacements: the ids of random tokens: all but the special ones.
   """
   length = tokens.shape[1]
-  most = most_masked(length, rate)
+  most = max(1, round(rate * (length - 2)))  # M; two tokens are special
   order_key, kind_key, token_key = jax.random.split(key, 3)
   # Counted in Python, so that float32 rounding of rate * n never lifts the budget above M.
   budgets = jnp.asarray(
@@ -154,13 +149,6 @@ def condenser_states(
   return encoder.encode_layers(config, layers, skipped, mask, **kwargs).astype(jnp.float32)
 
 
-def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
-  """The texts in the order first 0, second 0, first 1, second 1, ..., so that each device keeps the
-  rows of its passages.
-  """
-  return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
-
-
 def nt_xent(
   texts: Float[Array, 'M H'],
   mesh: Mesh,
@@ -192,7 +180,7 @@ def nt_xent_scores(
   The target of each text is its sibling; the other M - 2 texts are its negatives.
 
   Args:
-    texts: in the order of ``interleave``.
+    texts: siblings side by side, so that each device keeps the rows of its passages.
     keys: ``text_keys`` of all texts. Equal texts, and siblings of equal texts, are not negatives.
   """
   logits = contrastive.inner_products(texts, everything) / temperature

@@ -40,7 +40,7 @@ from dprjax.training.method import (
   Product,
   TrainingData,
 )
-from dprjax.training.retrieval_data import chance, shorten
+from dprjax.training.retrieval_data import cache_folder, chance, shorten
 
 VIEWS = {'one': ('first',), 'siblings': ('first', 'second'), 'ict': ('first', 'second')}
 
@@ -215,7 +215,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     if contrasted:
       first, second = vectors['first'], vectors['second']
       if settings.views == 'siblings':
-        texts = losses.interleave(first, second)
+        texts = jnp.stack([first, second], axis=1).reshape(2 * len(first), -1)
         keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
         found = losses.nt_xent(texts, devices, temperature=config.temperature, keys=keys)
       else:
@@ -268,11 +268,10 @@ def find_data(
   def open_cache(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     settings = config.pretrain
     dual_encoder.check_length(config, model, 'config.pretrain.max_length', settings.max_length)
-    folder = epath.Path(section.token_cache) if section.token_cache else workdir / 'token_cache'
     texts = segments.build_documents(
       paths,
       tokenizer,
-      folder / 'documents',
+      cache_folder(section, workdir) / 'documents',
       passage_length=settings.passage_length,
       language=settings.language,
       process_index=jax.process_index(),

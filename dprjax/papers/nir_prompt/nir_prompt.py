@@ -12,7 +12,7 @@ and its constant prompts, ``sources/NAME/...``.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -153,10 +153,10 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
 
 
 def _length(settings: ConfigDict, name: str) -> int:
-  place, lengths = int(name.rpartition('P')[2]) - 1, tuple(settings.lengths)
-  if place >= len(lengths):
-    raise InputError(f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}')
-  return lengths[place]
+  number, lengths = int(name.rpartition('P')[2]), tuple(settings.lengths)
+  if number > len(lengths):
+    raise InputError(f'config.template.lengths: {lengths!r:.60} has no length of P{number}')
+  return lengths[number - 1]
 
 
 def _spec_of(prompt: Prompt, kinds: Sequence[str]) -> Spec:
@@ -294,14 +294,12 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
     functools.partial(find_data, form=form, kinds=kinds),
     functools.partial(export, kinds=kinds),
     shapes=functools.partial(shapes, form=form, kinds=kinds),
-    intermediate=describes_tasks,
+    # The matching description module.
+    intermediate=lambda config, trained: (
+      not config.adapt.fusion and all(name.startswith('prompt/') for name in trained)
+    ),
     **more,
   )
-
-
-def describes_tasks(config: ConfigDict, trained: Collection[str]) -> bool:
-  """Whether a run is the matching description module, the first stage."""
-  return not config.adapt.fusion and all(name.startswith('prompt/') for name in trained)
 
 
 def shapes(
