@@ -65,13 +65,11 @@ def main() -> None:
 
   def filled(fixed_layers):
     def run(table, params, tokens, mask):
-      text = bare(tokens, mask, 1, 1)
-      inputs = templates.fill('query', [text], longer, numbers)
-      hidden = encoder.encode(
-        MODEL, params, inputs.tokens, inputs.mask, adapter=LearnedTokens(table, fixed_layers)
-      )
-      spec = VectorSpec('mask')
-      return task_templates.vectors(MODEL, params, templates, 'query', inputs, hidden, spec).sum()
+      text, adapter = bare(tokens, mask, 1, 1), LearnedTokens(table, fixed_layers)
+      return task_templates.vectors(
+        *(MODEL, params, templates, 'query', text, longer, numbers, [VectorSpec('mask')]),
+        adapter=adapter,
+      ).sum()
 
     return run
 

@@ -35,7 +35,6 @@ _REMOVED = 'removed'
 
 
 class Restored(NamedTuple):
-  step: int
   trainable: dict[str, Any]
   opt_state: Any
   extra: dict[str, Any]
@@ -166,7 +165,7 @@ class Checkpoints:
           opt_state=ocp.args.StandardRestore(opt_state),
         ),
       )
-    return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
+    return Restored(tree.flatten(state[_PARAMS]), state['opt_state'], extra)
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
     """The trained parameters as whole numpy arrays, on any machine."""

@@ -372,7 +372,7 @@ class Loop:
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state
     )
     restored = self._saved.restore(latest, target.model, target.rest)
-    self.step = restored.step
+    self.step = latest
     self._state = self._state.restored(restored.trainable, restored.opt_state)
     self._batches.set_state(restored.extra['data'])
     self.standing = Standing.read(restored.extra, f'{self._saved.folder}/{self.step}')

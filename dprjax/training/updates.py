@@ -38,6 +38,7 @@ class State(NamedTuple):
 
   @property
   def model(self) -> dict[str, jax.Array]:
+    """The parameters that are scored, saved and exported."""
     return self.trainable if self.average is None else self.average
 
   @property
@@ -49,6 +50,7 @@ class State(NamedTuple):
     return found if self.start is None else found | {'start': self.start}
 
   def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
+    """The inverse of ``model`` and ``rest``."""
     if self.average is None:
       return State(model, rest)
     return State(rest['trainable'], rest['optimizer'], model, rest.get('start'))

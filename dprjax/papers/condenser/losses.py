@@ -154,7 +154,7 @@ def nt_xent(
   mesh: Mesh,
   *,
   rows: int = 1024,
-  temperature: float = 1.0,
+  temperature: float,
   keys: Int[Array, ' M'] | None = None,
 ) -> ContrastiveMetrics:
   """``nt_xent_scores`` over the global batch, at most ``rows`` texts of a device at a time."""

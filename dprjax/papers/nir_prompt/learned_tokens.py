@@ -167,18 +167,12 @@ def in_texts(
   ) -> jax.Array:
     params, adapter = params
     numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
-    filled, hidden = task_templates.encode(
-      model,
-      params,
-      made,
-      side,
-      [bare(tokens, mask, opening, closing)],
-      min(tokens.shape[1] + more, most),
-      numbers,
+    text, length = bare(tokens, mask, opening, closing), min(tokens.shape[1] + more, most)
+    return task_templates.vectors(
+      *(model, params, made, side, text, length, numbers, specs),
       adapter=adapter,
       options=options,
     )
-    return task_templates.vectors(model, params, made, side, filled, hidden, specs, numbers)
 
   return InTexts(embed, adapter, lambda length: min(length + more, most))
 

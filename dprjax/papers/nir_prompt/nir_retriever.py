@@ -54,19 +54,13 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     key: Array | None,
   ) -> Float[Array, 'n H']:
     length = tokens.shape[1] - sum(around) + templates.extra(kind)
-    filled, hidden = task_templates.encode(
-      model,
-      params['backbone'],
-      templates,
-      kind,
-      [bare(tokens, mask, *around)],
-      length,
-      numbers,
+    return task_templates.vectors(
+      *(model, params['backbone'], templates, kind, bare(tokens, mask, *around)),
+      *(length, numbers, [spec]),
       adapter=table,
       options=options,
       dropout_key=key,
     )
-    return task_templates.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
 
   def loss(params: Params, batch: Batch, key: Array | None) -> Loss:
     in_templates = functools.partial(encode, params, prompts.table(params))

@@ -210,17 +210,18 @@ def vectors(
   params: Mapping[str, Any],
   templates: TaskTemplates,
   kind: str,
-  filled: Filled,
-  hidden: Float[Array, 'B T H'],
-  specs: VectorSpec | Sequence[VectorSpec],
-  which: Int[Array, ' B'] | None = None,
+  text: TextRows,
+  length: int,
+  numbers: Int[Array, ' B'],
+  specs: Sequence[VectorSpec],
+  **kwargs: Any,
 ) -> Float[Array, 'B H']:
-  """One vector for each filled template; see ``embed.of_states``.
+  """The vectors of texts in their templates, by one spec for all or one for each task.
 
   Templates have their own poolings: 'mask', the state at [MASK]; 'mean', over the tokens of the
   text; 'cls'.
   """
-  specs = (specs,) if isinstance(specs, VectorSpec) else specs
+  filled, hidden = encode(config, params, templates, kind, [text], length, numbers, **kwargs)
   pooled = [{'mask': '[MASK]', 'mean': 'text'}.get(spec.pooling) for spec in specs]
   masks = {
     name: filled.mask if name is None else templates.places(kind, filled, name)
@@ -228,18 +229,15 @@ def vectors(
   }
   mask = masks[pooled[0]]
   if len(masks) > 1:
-    assert which is not None
-    number = jnp.take(jnp.array([[*masks].index(name) for name in pooled]), which)
+    number = jnp.take(jnp.array([[*masks].index(name) for name in pooled]), numbers)
     stacked = jnp.stack([*masks.values()])
     mask = jnp.take_along_axis(stacked, number[None, :, None], axis=0)[0]
   # The mean over one place is its state.
   specs = [spec.replace(pooling='mean') if spec.pooling == 'mask' else spec for spec in specs]
-  return embed.of_states(config, params, hidden, mask, specs, which)
+  return embed.of_states(config, params, hidden, mask, specs, numbers)
 
 
-def answer_score(
-  logits: Float[Array, 'B V'], yes: int, no: int, kind: str = 'logit'
-) -> Float[Array, ' B']:
+def answer_score(logits: Float[Array, 'B V'], yes: int, no: int, kind: str) -> Float[Array, ' B']:
   """The preference for yes over no (NIR-Prompt, section 3.5).
 
   Args:
