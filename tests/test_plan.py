@@ -56,7 +56,7 @@ def test_a_plan_says_what_fits():
   assert cells['fits']['update that fits'] == 'yes, 12.00 of 15.75 GiB'
   assert found.flags == ('--config.grad_cache=2',)
   assert any(line == 'It fits with --config.grad_cache=2' for line in tables.note(found))
-  text = plan.report(found)
+  text = tables.markdown(found)
   assert text.startswith('## v5e:2x4: 8 x TPU v5 lite\n') and '| fits | no, 4.25' in text
 
 

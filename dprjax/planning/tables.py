@@ -10,6 +10,7 @@ import ml_collections
 from dprjax.base.progress import duration
 from dprjax.planning import targets
 from dprjax.planning.compiling import Program
+from dprjax.retrieval import comparison
 from dprjax.training.method import BatchShapes
 
 _ROWS = (
@@ -95,6 +96,12 @@ def note(plan: Plan) -> list[str]:
   elif plan.flags:
     lines.append(f'It fits with {" ".join(plan.flags)}')
   return lines
+
+
+def markdown(plan: Plan) -> str:
+  columns, rows = table(plan)
+  lines = '  \n'.join(note(plan))  # two spaces break a line
+  return f'## {plan.title}\n\n{comparison.markdown(columns, rows, lines)}'
 
 
 def _column(plan: Plan, title: str) -> dict[str, str]:
