@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from dprjax.base import mesh, tree
@@ -73,9 +73,12 @@ class DualEncoder(NamedTuple):
 
   init: Callable[[Parts, Array], dict[str, Any]]
   adapters: Callable[[Params], Adapters]
-  encode: Callable[[Params, Adapters, str, Array, Array, Array | None], Float[Array, 'B H']]
+  encode: Callable[
+    [Params, Adapters, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
+    Float[Array, 'B H'],
+  ]
   vectors: Callable[[Params, Batch, Array | None], Vectors]
-  embed: Callable[[Params, str, Array, Array], Float[Array, 'B H']]
+  embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
 
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh) -> DualEncoder:
@@ -171,6 +174,7 @@ def side_keys(key: Array | None) -> dict[str, Array | None]:
 
 
 def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
+  """Raises InputError for an unknown pooling, or one of a state that sees no text."""
   if config.pooling == 'cls' and model.causal:
     raise InputError(
       "config.pooling: 'cls' is the state of the first token, which sees no other token in a "
