@@ -11,6 +11,7 @@ from dprjax.retrieval import figures
 
 LEDGER = trials.LEDGERS / 'nir_prompt.jsonl'
 MEASURES = ('RR@10', 'P@1', 'nDCG@10')  # verdicts are on the first
+SEEDS = 3  # of a verdict; with fewer it is open
 # Systems; one of a run for each task has their names with * for the task.
 LABELS = {
   'bm25': 'BM25',
@@ -100,9 +101,12 @@ def claims(results, *, numbered):
   rows = []
   for row in ROWS:
     if bool(row.claim) == numbered and (found := results.compare(row, MEASURES[0])):
+      verdict, seeds = found
+      if seeds < SEEDS:
+        verdict = (*verdict[:3], 'open')
       others = [f'{trials.number(results.compare(row, one)[0][0])} {one}' for one in MEASURES[1:]]
       unit = f'{MEASURES[0]} ({", ".join(others)})'
-      rows.append(trials.claim_row(row.claim, row.text, row.paper, *found, unit))
+      rows.append(trials.claim_row(row.claim, row.text, row.paper, verdict, seeds, unit))
   return rows
 
 
