@@ -10,7 +10,7 @@ from dprjax.models.template import bare, fill
 from dprjax.papers.nir_prompt import learned_tokens, task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
 from dprjax.papers.nir_prompt.task_templates import Spec, TaskTemplates
-from tests.papers.nir_prompt.test_prompt_encoder import from_torch, stored
+from tests.papers.nir_prompt.test_learned_tokens import from_torch, stored
 from tests.refusals import refused
 
 VOCABULARY = 41
