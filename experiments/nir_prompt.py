@@ -130,7 +130,7 @@ RUNS = {
 PARTS = {
   'floors': ('bm25', 'zero-mean'),
   'retriever': ('ft', *(f'ft-{task}' for task in TASKS), 'emm', 'ft-mask'),
-  'arrangements': ('emm-free', 'emm-random'),
+  'arrangements': ('emm-random', 'emm', 'emm-free'),
   'new-task': tuple(f'{kind}-{task}' for kind in ('new', 'fresh', 'few') for task in TASKS),
 }
 
@@ -177,7 +177,7 @@ class Experiment:
       trials.measure(self.out, name, 0, self.rank_words)
     elif name == 'zero-mean':
       trials.measure(self.out, name, 0, self.zero_shot)
-    else:
+    elif not any((line['run'], line['seed']) == (name, seed) for line in trials.ledger(self.out)):
       run = RUNS[name]
       rate = self.choose(run.chosen)
       if run.start:
@@ -218,8 +218,22 @@ class Experiment:
     """What a run exported; where its line is of another machine, it is trained here."""
     out = self.exported(name, seed, rate)
     if not out.exists():
+      self.forget(name, seed)
       self.train(name, seed, rate, False)
     return out
+
+  def forget(self, name, seed):
+    """Drops the lines of runs that took the result of another machine: they are made again."""
+    takers = {
+      taker
+      for taker, run in RUNS.items()
+      if run.start == name
+      or (run.prompts and name in {f'mdm-{task}{run.kind}' for task in run.tasks})
+    }
+    with trials.changing(self.out):
+      lines = trials.ledger(self.out)
+      kept = [line for line in lines if line['seed'] != seed or line['run'] not in takers]
+      trials.write_ledger(self.out / trials.LEDGER, kept)
 
   def exported(self, name, seed, rate):
     """The prompt of a task, or the encoder under the prompts of several."""

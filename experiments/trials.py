@@ -316,9 +316,13 @@ def shown(found):
 CLAIMS = ('', 'claim', 'verdict', 'here', 'paper', 'seeds')  # the columns of a row of verdicts
 
 
-def claim_row(claim, text, paper, found, seeds, unit):
-  """The cells of a verdict: the claim, the numbers of the paper, and those of ``compare``."""
+def claim_row(claim, text, paper, found, seeds, unit, planned=1):
+  """The cells of a verdict: the claim, the numbers of the paper, and those of ``compare``.
+
+  With fewer seeds than planned the claim is *open*.
+  """
   mean, low, high, said = found
+  said = said if seeds >= planned else 'open'
   here = f'{number(mean)} [{number(low)}, {number(high)}] {unit}'
   return [claim, text, f'**{said}**', here, paper, str(seeds)]
 
