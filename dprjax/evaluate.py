@@ -8,7 +8,8 @@ as trec_eval does. Several runs make one table:
     python -m dprjax.evaluate --run=frozen=a.trec --run=best=b.trec --qrels=qrels/test.tsv
 
 Measures have their names in ir_measures, or those of trec_eval (ndcg_cut_10, recip_rank). nAP@k is
-average precision over min(k, R) for R relevant documents. Answer@k is the top-k accuracy of DPR;
+average precision over min(k, R) for R relevant documents, as in sentence-transformers and
+Topic-DPR. Answer@k is the top-k accuracy of DPR;
 the id of a question is its id, _id or query_id, or its place in the file, from 1:
 
     python -m dprjax.evaluate --run=nq.trec --answers=nq-test.qas.csv --corpus=psgs_w100.tsv \\
@@ -48,7 +49,9 @@ class Flags:
   answers: str | None = flags.file(
     'answers to questions: DPR json or csv, or jsonl with id and answers'
   )
-  corpus: str | None = flags.file('passages, to look up answers and ids of judged documents')
+  corpus: str | None = flags.file(
+    'passages (BEIR jsonl or DPR tsv), to look up answers and judged documents'
+  )
   retriever: str | None = flags.folder(
     'a folder of dprjax.export, in place of --backbone and --prompt'
   )

@@ -29,8 +29,7 @@ QUESTIONS = (
   'stop gradients from exploding',
 )
 _FROZEN, _BM25, _PROMPT = 'frozen backbone', 'BM25', '+ prompt'
-_DEPTH = 100  # passages a query
-_SHOWN = 3  # passages shown for a search
+_DEPTH, _SHOWN = 100, 3  # passages a query, and shown for a search
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ def quickstart(
 
   qrels = read_qrels(data / 'qrels' / 'test.tsv')
   asked = {id_: text for id_, text in read_texts(data / 'queries.jsonl', 'query') if id_ in qrels}
-  passages = list(read_texts(data / 'corpus.jsonl', 'passage'))
+  texts = dict(read_texts(data / 'corpus.jsonl', 'passage'))
   # The prompt is for queries only: both systems search the passages that the training encoded.
   corpus = embeddings.load_embeddings(fitted.workdir / 'training' / 'passages')
   index = exact.ExactIndex(corpus.shards, ids_at=corpus.ids_at)
@@ -95,17 +94,19 @@ def quickstart(
   def run(found: Any, ids: Sequence[str]) -> trec.Run:
     return trec.run_from_rows(list(asked), ids, found.rows, found.scores)
 
-  wanted, bm25 = list(asked.values()), bm25_index.build_texts(passages)
+  wanted, bm25 = list(asked.values()), bm25_index.build(list(texts), list(texts.values()))
   runs = {
     _FROZEN: run(dense(wanted, _FROZEN, _DEPTH), corpus.ids),
     _BM25: run(bm25.search(wanted, _DEPTH), bm25.ids),
     _PROMPT: run(dense(wanted, _PROMPT, _DEPTH), corpus.ids),
   }
-  size, length = 'trained parameters', rounded(product.stat().length, 'B')
   trained = sum(array.size for array in prompt.arrays.values())
-  extra = {_FROZEN: {size: 0}, _BM25: {}, _PROMPT: {size: trained, 'file size': length}}
+  extra: dict[str, dict[str, Any]] = {
+    _FROZEN: {'trained parameters': 0},
+    _PROMPT: {'trained parameters': trained, 'file size': rounded(product.stat().length, 'B')},
+  }
   systems: dict[str, dict[str, Any]] = {
-    name: {**measures.measure(ranked, qrels, MEASURES), 'extra': extra[name]}
+    name: {**measures.measure(ranked, qrels, MEASURES), 'extra': extra.get(name, {})}
     for name, ranked in runs.items()
   }
   report.write(systems, MEASURES, out / 'report.md', out / 'report.png')
@@ -114,7 +115,6 @@ def quickstart(
     f'{lengths["passage_max_length"]} of a passage.\n'
   )
 
-  texts = dict(passages)
   best = {name: dense(questions, name, _SHOWN) for name in (_FROZEN, _PROMPT)}
   print('Searches: the best passages with the prompt, and those that the frozen backbone finds')
   for number, question in enumerate(questions):

@@ -121,11 +121,12 @@ def _search(args: Flags) -> tuple[trec.Run, dict[str, Any]]:
       from dprjax.retrieval import retriever
     return retriever.search_files(args.retriever, args.queries, args.k, args.drop_same_id)
   with cli.loading():
+    from dprjax.engines import parse_condition
     from dprjax.engines import searching as in_engine
 
   flags.refuse(args, ('corpus', 'rescore', 'index_dir'), 'index=scann or exact, without --uri')
   how: dict[str, Any] = {
-    'where': args.engine.where,
+    'where': [parse_condition(one) for one in args.engine.where],
     'settings': args.engine.search_param,
     'drop_same_id': args.drop_same_id,
   }

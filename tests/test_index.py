@@ -157,6 +157,8 @@ def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
     (search, ['--queries=other'], '--queries'),
     (search, ['--queries=strange'], 'prompt_sha256'),
     (search, ['--queries=queries', '--where=year'], '--where'),
+    # Before the queries are read.
+    (search, ['--queries=nowhere', '--where=year'], '--where'),
   ],
 )
 def test_bad_input(filled, monkeypatch, command, module, flags, named):

@@ -95,7 +95,7 @@ def speak() -> None:
 def run(
   kind: type[Flags], command: Callable[[Flags], int | None], argv: Sequence[str] | None = None
 ) -> None:
-  """Reads ``argv`` (default: the process words) into ``kind``, and runs ``command`` on it.
+  """Reads ``argv`` (default: the process words) into ``kind`` and runs ``command`` on it.
 
   The module of ``kind`` gives the command name and description. A command whose flags have a
   ``Job`` joins it first. An exception ends the process with one line and a status

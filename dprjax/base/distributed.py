@@ -49,7 +49,8 @@ _numbers = itertools.count()
 def together(job: Job, raw: bool = False) -> Iterator[None]:
   """Joins the job, if any, around a command, and ends with the job.
 
-  An exception in one process ends all, each with a line that names the process and the reason.
+  An exception in one process ends all, each with a line that names the process and the reason;
+  ``raw`` also shows tracebacks.
   """
   if not start(job):
     yield

@@ -73,7 +73,7 @@ def is_hub_name(path: PathLike) -> bool:
 
 
 def is_special(path: PathLike) -> bool:
-  """Whether it is a pipe, a device or a socket."""
+  """Whether a pipe, a device or a socket is there."""
   if is_remote(path) or not is_name(path):
     return False
   try:
@@ -120,8 +120,8 @@ def refuse_special(folder: epath.Path) -> None:
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   """A temporary path for a file or folder, which becomes ``path`` on success.
 
-  On an error it is removed, and an existing ``path`` stays. A link stays and its target
-  is replaced. An old folder is moved aside first; `recover` puts it back after a kill.
+  On an error it is removed, and an existing ``path`` stays. A link stays and its target is
+  replaced. An old folder is moved aside first; `recover` puts it back after a kill.
   """
   final = resolved(path)
   if final.parent.exists():

@@ -12,8 +12,8 @@
     flags, debug = parse(Flags, ['--corpus=embeddings', '--k=10'])
 
 The type decides how a flag is read: a bool is ``true`` or ``false``, an int a whole number from
-``least`` to ``most``, a float a number above 0 up to ``most``. Flags of tuples and dicts repeat; a
-dict has texts or numbers.
+``least`` to ``most``, a float a number above 0 up to ``most``. Flags of tuples and dicts repeat.
+Values of a dict are texts or numbers.
 """
 
 import argparse
@@ -263,7 +263,7 @@ def whole(least: int = 1, most: float = 10**18) -> Callable[[str], int]:
 
 
 def number(most: float) -> Callable[[str], float]:
-  """A number above 0."""
+  """A number above 0 and up to ``most``."""
 
   def read(text: str) -> float:
     try:

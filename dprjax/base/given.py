@@ -22,7 +22,11 @@ def values(given: Any, what: str) -> list[Any]:
   others = isinstance(given, str | bytes | Mapping | set | frozenset)
   axes = getattr(given, 'ndim', 1)
   if columns is not None or others or not isinstance(given, Iterable) or axes != 1:
-    kind = type(given).__name__ if columns is None else f'a table of {", ".join(columns)}'
+    kind = (
+      type(given).__name__
+      if columns is None
+      else f'a table of {", ".join(columns) or "no columns"}'
+    )
     raise InputError(f'{what}: expected a list of strings or one column, not {kind}')
   for convert in ('to_pylist', 'to_list', 'tolist'):  # pyarrow; pandas, polars; numpy
     if hasattr(given, convert):

@@ -69,7 +69,7 @@ COMPRESSED = tuple(_DECOMPRESSORS)
 
 
 def plain_name(path: PathLike) -> str:
-  """The file name without the suffix of compression."""
+  """The file name without the suffix of a compressed file."""
   found = epath.Path(path)
   return found.stem if found.suffix in COMPRESSED else found.name
 

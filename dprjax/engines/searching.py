@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from dprjax.base.progress import Progress
 from dprjax.encoding import embeddings
-from dprjax.engines import connect, open_collection, parse_condition
+from dprjax.engines import connect, open_collection
 from dprjax.retrieval import searching
 from dprjax.text import trec
 
@@ -57,7 +57,7 @@ def search(
   vectors: Float[np.ndarray, 'n H'],
   space: Mapping[str, Any],
   *,
-  where: Sequence[str],
+  where: Sequence[Any],
   settings: Mapping[str, float],
   drop_same_id: bool,
 ) -> tuple[trec.Run, dict[str, Any]]:
@@ -66,10 +66,9 @@ def search(
   Args:
     ids: of the queries.
     space: the settings that made their vectors.
-    where: conditions on fields, see `parse_condition`.
+    where: conditions on fields, see `engine.parse_condition`.
     settings: search effort, by the names of the engine.
   """
-  fields = [parse_condition(one) for one in where]
   progress = Progress('queries', len(ids), 'searching')
   with contextlib.closing(connect(uri)) as engine:
     collection = open_collection(engine, name)
@@ -79,7 +78,7 @@ def search(
       )
     depth = k + drop_same_id
     collection.check_space(space, '--queries')
-    found = collection.search(vectors, depth, settings=settings, where=fields, progress=progress)
+    found = collection.search(vectors, depth, settings=settings, where=where, progress=progress)
     seconds, count = {'search': progress.seconds}, len(collection)
     run, report = searching.result(ids, *found, k, drop_same_id, count, seconds)
     return run, {
@@ -89,7 +88,7 @@ def search(
       'uri': str(engine.address),
       'collection': collection.name,
       'settings': collection.settings(depth, settings),
-      'where': [list(one) for one in fields],
+      'where': [list(one) for one in where],
       **({'partly_loaded': True} if collection.record.loading else {}),
       **report,
       **collection.space,

@@ -42,6 +42,7 @@ VOCABULARIES = {
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
+  """Trains ``config`` in ``workdir``, from its latest checkpoint if there is one."""
   methods.load(config.method)
   experiments = configs.resolve(config)
   log.check(config.log.to)
@@ -77,6 +78,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
 
 
 def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Trial) -> Result:
+  """Trains one experiment: prepare, fold, restore, loop, finish."""
   lock, inputs = jax.process_index() == 0, workdirs.inputs(part.config)
   with workdirs.claim(part.workdir, workdirs.TRAINING, inputs, lock=lock) as workdir:
     setup = prepare(part._replace(workdir=workdir), devices, say)

@@ -169,7 +169,14 @@ def in_texts(
     numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
     text, length = bare(tokens, mask, opening, closing), min(tokens.shape[1] + more, most)
     return task_templates.vectors(
-      *(model, params, made, side, text, length, numbers, specs),
+      model,
+      params,
+      made,
+      side,
+      text,
+      length,
+      numbers,
+      specs,
       adapter=adapter,
       options=options,
     )

@@ -271,7 +271,7 @@ def check_prompt(
 
 
 def check_trained(config: ConfigDict, params: Params) -> None:
-  """Requires that fresh prompts are trained, one task at a time, and prompts from files are not."""
+  """Raises InputError unless one fresh prompt is trained, and prompts from files are not."""
   names = list(tree.flatten(params))
   trained = tree.trainable_names(config.trainable, names)
   given = [one for one in names if one.startswith('sources/') or one.endswith('/vectors')]

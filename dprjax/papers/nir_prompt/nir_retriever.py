@@ -55,8 +55,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   ) -> Float[Array, 'n H']:
     length = tokens.shape[1] - sum(around) + templates.extra(kind)
     return task_templates.vectors(
-      *(model, params['backbone'], templates, kind, bare(tokens, mask, *around)),
-      *(length, numbers, [spec]),
+      model,
+      params['backbone'],
+      templates,
+      kind,
+      bare(tokens, mask, *around),
+      length,
+      numbers,
+      [spec],
       adapter=table,
       options=options,
       dropout_key=key,

@@ -50,8 +50,11 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PairSource:
-  """Which pairs to read: fields as in ``sources.Source``, hashes of both texts, half of
-  ``max_pairs`` of each label.
+  """Which pairs to read.
+
+  Attributes:
+    hold_out, held_out: as in ``sources.Source``, by a hash of both texts.
+    max_pairs: the most pairs, half of each label, also chosen by a hash.
   """
 
   path: str

@@ -45,7 +45,13 @@ class PromptReranker(Reranker):
     batch_size: int = 64,
     dtype: str = 'auto',
   ):
-    """See ``load``. The prompt must be made for the backbone (``artifact.load_prompt_for``)."""
+    """See ``load``. The prompt must be made for the backbone (``artifact.load_prompt_for``).
+
+    Raises:
+      InputError: the masked-LM head is missing, or differs from that of the prompt; the prompt is
+        not a pair prompt; a word of the verbalizer is not one token; prompt and texts exceed the
+        positions.
+    """
     config = backbone.config
     check_template(prompt, ('pair',))
     found = task_templates.need_head(backbone.heads, backbone.path)
@@ -116,7 +122,10 @@ class PromptReranker(Reranker):
     backbone, tokenizer = load_model(path, cls.head)
     loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
     return cls(
-      *(backbone, tokenizer, loaded, max_length),
+      backbone,
+      tokenizer,
+      loaded,
+      max_length,
       score=score,
       mesh=mesh,
       batch_size=batch_size,

@@ -159,10 +159,8 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
     counts = {split: len(papers) for split, papers in parts.items()}
     provenance.write_mark(folder, FORMAT, seed=seed, papers=counts)
   for split, count in judgements.items():
-    papers = counts[split]
-    logger.info(
-      '%s/%s: %s papers, %.1f relevant a title', out, split, f'{papers:,}', count / papers
-    )
+    each = count / counts[split]
+    logger.info('%s/%s: %s papers, %.1f relevant a title', out, split, f'{counts[split]:,}', each)
   return judgements
 
 

@@ -19,7 +19,8 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
   """Parameters shared by all topics.
 
   A residual MLP over word embeddings, V = e + W2 relu(W1 e + b1) + b2, and a matrix M from H to
-  L * 2 * H. The paper gives no initial values: here N(0, ``config.prompt.init_std``), biases 0.
+  L * 2 * H without bias. The paper gives no initial values: here N(0, ``config.prompt.init_std``),
+  and biases 0.
   """
   width, std = model.hidden_size, config.prompt.init_std
   first, second, third = jax.random.split(key, 3)
