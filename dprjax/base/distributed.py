@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import socket
 import threading
 import traceback
 from collections.abc import Iterator
@@ -85,6 +86,8 @@ def start(job: Job) -> bool:
   )
   late.daemon = True
   try:
+    if place.get('process_id') == 0:
+      _check_port(place['coordinator_address'])
     late.start()
     jax.distributed.initialize(
       **place,
@@ -162,6 +165,13 @@ def _from_surroundings() -> dict[str, Any] | None:
   ):
     return {}
   return None
+
+
+def _check_port(address: str) -> None:
+  """Raises OSError if the port is in use, where jax may end in a segmentation fault."""
+  with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(('', int(address.rpartition(':')[2])))  # jax listens on all addresses, too
 
 
 def leave(error: BaseException, trace: bool = False) -> None:
