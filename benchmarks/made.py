@@ -6,7 +6,7 @@ import pathlib
 import jax
 import numpy as np
 
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec
@@ -92,7 +92,7 @@ def backbone_folder(
   tokenizer_folder = folder.with_name(f'{folder.name}-tokenizer')
   tokenizer_folder.mkdir(parents=True)
   vocabularies.train_wordpiece(list(_words()), min(model.vocab_size, 8000), tokenizer_folder)
-  hub.save_backbone(
+  model_folders.save_backbone(
     folder,
     model,
     hub.init_params(model, jax.random.key(0)),

@@ -31,7 +31,7 @@ import optax
 
 import trials
 from dprjax.base import files, machine
-from dprjax.models import encoder, head_specs, heads, hub
+from dprjax.models import encoder, head_specs, heads, hub, model_folders
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.papers.condenser import losses, segments, views
 from dprjax.text import tokenizing
@@ -75,7 +75,7 @@ def main():
   files.write_json(args.out / 'report.json', report)
   trials.say(json.dumps(report))
   if not (args.out / 'backbone').exists():
-    hub.save_backbone(
+    model_folders.save_backbone(
       args.out / 'backbone',
       backbone.config,
       trial.whole(state['trained']),

@@ -58,7 +58,7 @@ import trials
 from dprjax import Retriever
 from dprjax.base import files, mesh
 from dprjax.base.counts import ReadReport
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.papers.condenser import segments, views
 from dprjax.papers.condenser.segments import read_documents
 from dprjax.retrieval import figures
@@ -309,7 +309,7 @@ class Experiment(systems.Runs):
       shape = hub.scratch_config(self.args.size, size)
       shape = dataclasses.replace(shape, num_layers=self.args.layers)
       params = hub.init_params(shape, jax.random.key(seed))
-      hub.save_backbone(folder, shape, params, source=vocabulary)
+      model_folders.save_backbone(folder, shape, params, source=vocabulary)
     return folder
 
   def pretraining(self, method, start, seed, steps, rate):

@@ -215,7 +215,7 @@ def make_cross_encoder(tmp_path_factory):
 
   Its weights are larger than initial ones, so that the scores of pairs differ.
   """
-  from dprjax.models import encoder, heads, hub
+  from dprjax.models import encoder, heads, model_folders
   from dprjax.models.encoder_config import EncoderConfig
   from dprjax.models.head_specs import Head
   from dprjax.text import vocabularies
@@ -250,7 +250,7 @@ def make_cross_encoder(tmp_path_factory):
         ).astype(np.float32),
         shapes,
       )
-      hub.save_backbone(
+      model_folders.save_backbone(
         folder / 'model',
         config,
         params,
@@ -279,7 +279,7 @@ def templates(tmp_path_factory):
   A folder with ``backbone``, and of retrievers ``qa.npz``, ``chat.npz`` (of other lengths) and
   ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
   """
-  from dprjax.models import artifact, head_specs, hub
+  from dprjax.models import artifact, head_specs, hub, model_folders
   from dprjax.text import vocabularies
   from dprjax.text.vector_spec import SIDES
 
@@ -291,12 +291,12 @@ def templates(tmp_path_factory):
   tokenizer = vocabularies.train_wordpiece(sentences, 200, folder / 'tokenizer')
   model = nir.shape_of(tokenizer)
   parts = nir.make_parts(model)
-  hub.save_backbone(
+  model_folders.save_backbone(
     folder / 'backbone', model, parts.encoder, source=folder / 'tokenizer', heads=parts.heads
   )
   config = nir.make_config('nir_retriever')
   change = {
-    'backbone_sha256': hub.backbone_sha256(model, parts.encoder),
+    'backbone_sha256': hub.load_backbone(folder / 'backbone').sha256,
     'head_sha256': head_specs.sha256('mlm', model, parts.heads['mlm']),
     'query_prefix': 'ash ',
   }

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, hub, model_folders
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import SIDES
@@ -58,13 +58,13 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
   )
   rng = np.random.default_rng(MODELS.index(model_type))
   params = starts.draw_params(config, rng, 0.4)  # large ones make every term matter
-  hub.save_backbone(root / 'backbone', config, params, source=root / 'tokenizer')
+  model_folders.save_backbone(root / 'backbone', config, params, source=root / 'tokenizer')
   meta = {
     'format': artifact.FORMAT,
     'version': artifact.VERSION,
     'kind': 'prefix',
     'backbone': 'somebody/tiny',
-    'backbone_sha256': hub.backbone_sha256(config, params),
+    'backbone_sha256': hub.load_backbone(root / 'backbone').sha256,
     'tokenizer_sha256': tokenizing.load_tokenizer(root / 'backbone').sha256,
     'pooling': 'mean',
     'normalize': True,

@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pandas as pd
 
-from dprjax.models import hub
+from dprjax.models import model_folders
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec
@@ -179,7 +179,7 @@ def write_backbone(folder):
   package.mkdir()
   (package / '__init__.py').touch()
   spec = VectorSpec('mean', True, 64, 64)
-  hub.save_backbone(
+  model_folders.save_backbone(
     package / 'model', config, params, source=folder / 'tokenizer', spec=spec, max_length=64
   )
   return package / 'model'

@@ -11,7 +11,7 @@ from jax import tree
 
 from dprjax import export, load_backbone, load_prompt, train
 from dprjax.base import tree as trees
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import same_length
 from dprjax.training import baseline, checkpoint
@@ -224,7 +224,9 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
   shutil.copytree(trained, tmp_path / 'run')
   backbone = load_backbone(trained / 'backbone')
   changed = tree.map(lambda leaf: leaf + np.float32(1), backbone.params)
-  hub.save_backbone(tmp_path / 'run' / 'backbone', backbone.config, changed, source=backbone.path)
+  model_folders.save_backbone(
+    tmp_path / 'run' / 'backbone', backbone.config, changed, source=backbone.path
+  )
   command_refused(
     command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
     'sha256',

@@ -57,7 +57,7 @@ class HeadSpec(NamedTuple):
 
 
 def sha256(name: str, config: EncoderConfig, head: Head) -> str:
-  """The SHA-256 of the tensors of a head, as ``hub.backbone_sha256``."""
+  """The SHA-256 of the tensors of a head, as ``Backbone.sha256``."""
   return weights.sha256(
     sorted(names.export(HEADS[name].tensors(config, head), head.params).items())
   )

@@ -1,4 +1,4 @@
-"""Reads and writes Hugging Face directories without PyTorch.
+"""Reads Hugging Face directories without PyTorch; ``model_folders`` writes them.
 
 ``backbone_sha256`` covers the encoder tensors as stored, under the names of the family. Our own
 layout and heads do not change it.
@@ -12,25 +12,21 @@ import hashlib
 import importlib.machinery
 import os
 import sys
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
-from dprjax.base import files, outputs, provenance
+from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, write_json
+from dprjax.base.files import PathLike
 from dprjax.base.reading import read_json_object
-from dprjax.models import checkpoint_names as names
 from dprjax.models import family as families
 from dprjax.models import pooling, sentence, weights
 from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.text.sentence_files import TOKENIZER_FILES
 from dprjax.text.vector_spec import VectorSpec
 
 if TYPE_CHECKING:
@@ -38,12 +34,7 @@ if TYPE_CHECKING:
 
 Params = dict[str, Any]
 
-FORMAT = 'dprjax.model'  # mark of folders written here
 PROMPT = 'prompt.npz'  # the name of a prompt in a folder
-OURS = 'an unchanged model exported by dprjax'
-
-_LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
-
 # Layers and hidden size (Turc et al., 2019). The head size is 64, the MLP width 4 H.
 SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
 
@@ -84,7 +75,8 @@ def load_backbone(
     params, sha256 = weights.read_encoder(checkpoint, on_disk)
     if shapes := checkpoint.config.projection:
       params['projection'] = sentence.read_projection_weights(root, shapes)
-      sha256 = _with_projection(sha256, shapes, params)
+      projection = weights.sha256(pooling.dense_tensors(shapes, params['projection']))
+      sha256 = hashlib.sha256(f'{sha256}{projection}'.encode()).hexdigest()
     found = {name: _kind(name).read(checkpoint, stack) for name in heads}
   return Backbone(
     checkpoint.config,
@@ -136,133 +128,6 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
       f'{path}: the tokenizer has {vocab_size} tokens, but the backbone {backbone.path} has only '
       f'{rows}; use the tokenizer of the backbone'
     )
-
-
-def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
-  """The SHA-256 of these parameters as a float32 checkpoint."""
-  encoder = names.export(config.family.tensors(config), params)
-  return _with_projection(weights.sha256(sorted(encoder.items())), config.projection, params)
-
-
-def _with_projection(
-  sha256: str, shapes: Sequence[pooling.Dense], params: Mapping[str, Any]
-) -> str:
-  if not shapes:
-    return sha256
-  projection_sha256 = weights.sha256(pooling.dense_tensors(shapes, params['projection']))
-  return hashlib.sha256(f'{sha256}{projection_sha256}'.encode()).hexdigest()
-
-
-def save_backbone(
-  directory: PathLike,
-  config: EncoderConfig,
-  params: Mapping[str, Any],
-  *,
-  source: PathLike | None = None,
-  spec: VectorSpec | None = None,
-  hf_config: Mapping[str, Any] | None = None,
-  heads: Mapping[str, Head] = types.MappingProxyType({}),
-  max_length: int | None = None,
-) -> None:
-  """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``, atomically.
-
-  It replaces only an unchanged model written by dprjax (`is_ours`). Tensors have the names in the
-  class of transformers for the head, if there is one; AutoModel also reads them. Only a classifier
-  has the pooler. The Condenser head has its own file.
-
-  Args:
-    spec: how texts become vectors, for sentence-transformers files; None writes none.
-    heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
-    max_length: tokens of an input, for the tokenizer ``model_max_length``.
-  """
-  tensors = {name: list(_kind(name).tensors(config, head)) for name, head in heads.items()}
-  with (
-    claim_model(directory, {'source': _tokenizer_files(source)}, 'directory') as final,
-    atomic_path(final) as aside,
-  ):
-    aside.mkdir(parents=True)
-    write_json(aside / 'config.json', _hf_config(config, hf_config or {}, heads))
-    kept = sentence.tokenizer_keys(epath.Path(source)) if source is not None else {}
-    if spec is not None:
-      sentence.write_folder(aside, config, params, spec, kept)
-    elif kept:
-      write_json(aside / 'sentence_bert_config.json', kept)
-    copy_tokenizer(
-      source, aside, **({} if max_length is None else {'model_max_length': max_length})
-    )
-    arrays = names.export(config.family.tensors(config), params)
-    for name, head in heads.items():
-      kind, stored = _kind(name), names.export(tensors[name], head.params)
-      if kind.model_class:
-        # The pooler is part of the encoder model.
-        pooler = {key for key in stored if key.startswith('pooler.')}
-        arrays = {
-          (config.family.prefix if key in pooler or key not in stored else '') + key: array
-          for key, array in (arrays | stored).items()
-        }
-      else:
-        metadata = {key: str(value) for key, value in kind.metadata(head).items()}
-        (aside / kind.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
-    # transformers refuses files without the name of the format.
-    (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
-    mark(aside)
-
-
-def copy_files(backbone: Backbone, folder: epath.Path) -> None:
-  source = epath.Path(backbone.path)
-  for file in (
-    source / 'config.json',
-    *weights.weight_files(source),
-    *_tokenizer_files(source),
-    *(source / name for name in _LICENCES if (source / name).exists()),
-  ):
-    file.copy(folder / file.name)
-
-
-def copy_tokenizer(source: PathLike | None, folder: epath.Path, **settings: Any) -> None:
-  """Copies a tokenizer; ``settings`` replace those of its tokenizer_config.json."""
-  for file in _tokenizer_files(source):
-    file.copy(folder / file.name)
-  if settings:
-    path = folder / 'tokenizer_config.json'
-    stored = read_json_object(path, 'tokenizer_config.json') if path.exists() else {}
-    write_json(path, stored | settings)
-
-
-def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
-  if source is None:
-    return []
-  paths = (epath.Path(source) / name for name in TOKENIZER_FILES)
-  return [file for file in paths if file.exists()]
-
-
-def claim_model(
-  folder: PathLike, inputs: outputs.Inputs, flag: str = '--out'
-) -> contextlib.AbstractContextManager[epath.Path]:
-  return outputs.claim_folder(folder, inputs, what=OURS, ours=is_ours, flag=flag)
-
-
-def mark(folder: epath.Path) -> None:
-  """Marks a folder as a model written by dprjax, with the SHA-256 of its files."""
-  (folder / provenance.MARK).unlink(missing_ok=True)
-  provenance.write_mark(folder, FORMAT, files=provenance.sums(folder))
-
-
-def is_ours(folder: epath.Path) -> bool:
-  """Whether a folder has only an unchanged model written by dprjax."""
-  marked = provenance.read_mark(folder)
-  digests = marked.get('files')
-  if marked.get('format') != FORMAT or not isinstance(digests, dict):
-    return False
-  found = 0
-  for file in files.below(folder):
-    name = str(file.relative_to(folder))
-    if name == provenance.MARK:
-      continue
-    found += 1
-    if name not in digests or files.is_special(file) or files.sha256_file(file) != digests[name]:
-      return False
-  return found == len(digests)
 
 
 def init_params(config: EncoderConfig, key: Array) -> Params:
@@ -365,27 +230,3 @@ def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Pat
     raise InputError(f'{path}: {error}') from error
   dense = sentence.read_projection(root)
   return dataclasses.replace(config, projection=dense) if dense else config
-
-
-def _hf_config(
-  config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, Head]
-) -> dict[str, Any]:
-  """``base`` with the shape of this encoder and the class of its head."""
-  family = config.family
-  classes = [_kind(name).model_class for name in heads if _kind(name).model_class] or ['Model']
-  if len(classes) > 1:
-    raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
-  # These keys describe the earlier checkpoint.
-  stored = {
-    key: value
-    for key, value in base.items()
-    if key not in ('_name_or_path', 'torch_dtype', 'transformers_version')
-  }
-  for name, head in heads.items():
-    stored = _kind(name).hf_config(stored, head)
-  return stored | {
-    'architectures': [family.class_name + classes[0]],
-    'model_type': family.model_type,
-    **family.write_config(config),
-    'dtype': 'float32',
-  }

@@ -21,7 +21,7 @@ from etils import epath
 
 from dprjax.base.files import write_json
 from dprjax.base.reading import read
-from dprjax.models import artifact, hub, sentence
+from dprjax.models import artifact, hub, model_folders, sentence
 from dprjax.models.family import Config
 from dprjax.text.vector_spec import SIDES, of_meta
 
@@ -60,9 +60,11 @@ def write_adapters(
 def write_prompted(folder: epath.Path, prompt: artifact.Prompt, backbone: hub.Backbone) -> None:
   """Fills a folder for sentence-transformers with a prompt and its frozen backbone."""
   _code(prompt)
-  hub.copy_files(backbone, folder)
-  kept = sentence.tokenizer_keys(epath.Path(backbone.path))
-  sentence.write_folder(folder, backbone.config, backbone.params, of_meta(prompt.meta), kept)
+  model_folders.copy_files(backbone, folder)
+  kept = model_folders.tokenizer_keys(epath.Path(backbone.path))
+  model_folders.write_sentence_files(
+    folder, backbone.config, backbone.params, of_meta(prompt.meta), kept
+  )
   add_prompt(folder, prompt)
 
 

@@ -12,19 +12,16 @@ config_sentence_transformers.json   text before queries and passages, and the si
 import contextlib
 import logging
 import re
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-import safetensors.numpy
 from etils import epath
 
 from dprjax.base import provenance
 from dprjax.base.errors import InputError
-from dprjax.base.files import refuse_special, write_json
+from dprjax.base.files import refuse_special
 from dprjax.base.reading import convert, read, read_json_object
-from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling as poolings
 from dprjax.models import weights
 from dprjax.models.encoder_config import EncoderConfig
@@ -37,7 +34,7 @@ logger = logging.getLogger('dprjax')
 PROMPTED = 'PromptedTransformer'  # the class in `prompt_folders`
 PROMPTED_TYPE = f'dprjax_prompt.{PROMPTED}'
 _TRANSFORMERS = ('Transformer', PROMPTED)
-_MODEL = 'config_sentence_transformers.json'
+MODEL = 'config_sentence_transformers.json'
 # Names in the documentation of SentenceTransformer.encode_query and encode_document.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
 _NAME: Any = str | None
@@ -69,7 +66,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   length; a model that dprjax wrote, by its first state.
   """
   folder = transformer_folder(root)
-  model = sentence_files.read(root / _MODEL, sentence_files.MODEL)
+  model = sentence_files.read(root / MODEL, sentence_files.MODEL)
   classifier = model.get('model_type') == 'CrossEncoder'
   modules = _modules(root)
   rules = sentence_files.CLASSIFIER if classifier else sentence_files.ENCODER
@@ -83,14 +80,14 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
       'remove the file to use the bare encoder'
     )
   length = min(max_length(folder), config.max_tokens)
-  prompts = _prompts(root / _MODEL, model)
+  prompts = _prompts(root / MODEL, model)
   if classifier:
-    sentence_files.check(any(prompts.values()), (False,), f'{root / _MODEL}: prompts')
+    sentence_files.check(any(prompts.values()), (False,), f'{root / MODEL}: prompts')
     return vector_spec.same_length(length)
   if not modules:
     if model:
       raise InputError(
-        f'{root / _MODEL}: there is no modules.json with the pooling; remove the file to use the '
+        f'{root / MODEL}: there is no modules.json with the pooling; remove the file to use the '
         'bare encoder'
       )
     if (root / provenance.MARK).exists():  # from scratch or pretrained here
@@ -100,10 +97,10 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   for module in modules:
     if module.type == 'Normalize':
       sentence_files.read(module.folder / 'config.json', sentence_files.NORMALIZE)
-  dimension = sentence_files.length(model.get('truncate_dim'), f'{root / _MODEL}: truncate_dim')
+  dimension = sentence_files.length(model.get('truncate_dim'), f'{root / MODEL}: truncate_dim')
   if dimension is not None and dimension < config.vector_size:
     raise InputError(
-      f'{root / _MODEL}: truncate_dim is not applied; remove it and give --dimensions={dimension}'
+      f'{root / MODEL}: truncate_dim is not applied; remove it and give --dimensions={dimension}'
     )
   normalize = any(module.type == 'Normalize' for module in modules)
   similarity = model.get('similarity_fn_name')
@@ -171,71 +168,6 @@ def max_length(folder: epath.Path) -> int:
     value = read_json_object(file, file.name).get('model_max_length')
     length = sentence_files.length(value, f'{file}: model_max_length')
   return 512 if length is None else length
-
-
-def write_folder(
-  folder: epath.Path,
-  config: EncoderConfig,
-  params: Mapping[str, Any],
-  spec: VectorSpec,
-  tokenizer: Mapping[str, Any] = types.MappingProxyType({}),
-) -> None:
-  """Writes the files into a new model directory, in a format for all versions.
-
-  Args:
-    spec: how it embeds texts; the folder gets the longer of its two maximum lengths.
-    tokenizer: keys of sentence_bert_config.json that the tokenizer needs (`tokenizer_keys`).
-  """
-  modules = [
-    ('Transformer', ''),
-    ('Pooling', '1_Pooling'),
-    *(('Dense', f'{number}_Dense') for number in range(2, 2 + len(config.projection))),
-  ]
-  if spec.normalize:
-    modules.append(('Normalize', f'{len(modules)}_Normalize'))
-  write_json(
-    folder / 'modules.json',
-    [
-      {'idx': i, 'name': str(i), 'path': path, 'type': f'sentence_transformers.models.{name}'}
-      for i, (name, path) in enumerate(modules)
-    ],
-  )
-  for _, path in modules[1:]:
-    (folder / path).mkdir()
-  flags = {one.flag: one.name == spec.pooling for one in poolings.every().values() if one.flag}
-  write_json(
-    folder / '1_Pooling' / 'config.json',
-    {'word_embedding_dimension': config.hidden_size, **flags, 'include_prompt': True},
-  )
-  for number, dense in enumerate(config.projection):
-    path = folder / f'{number + 2}_Dense'
-    write_json(
-      path / 'config.json',
-      {
-        'in_features': dense.inputs,
-        'out_features': dense.outputs,
-        'bias': dense.bias,
-        'activation_function': dense.activation,
-      },
-    )
-    stored = names.export(dense.tensors(), params['projection'][str(number)])
-    (path / weights.WEIGHTS).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'}))
-  write_json(
-    folder / 'sentence_bert_config.json',
-    {'max_seq_length': spec.longest, 'do_lower_case': False, **tokenizer},
-  )
-  write_json(
-    folder / _MODEL,
-    {
-      'prompts': {'query': spec.query_prefix, 'document': spec.passage_prefix},
-      'default_prompt_name': None,
-      'similarity_fn_name': spec.similarity,
-    },
-  )
-
-
-def tokenizer_keys(folder: epath.Path) -> dict[str, Any]:
-  return sentence_files.tokenizer_settings(folder).kept
 
 
 def _folders(modules: Sequence[_Module], kind: str) -> list[epath.Path]:

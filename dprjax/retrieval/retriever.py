@@ -19,7 +19,7 @@ from dprjax.encoding import corpora
 from dprjax.encoding.embedder import ProgressFn, check_size
 from dprjax.encoding.embeddings import Embeddings
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, hub, model_folders
 from dprjax.retrieval import best, exact, folder
 from dprjax.retrieval import fusion as fusions
 from dprjax.retrieval.fusion import Fusion, Hybrid
@@ -150,7 +150,7 @@ class Retriever:
       InputError: the folder has other contents, or the encoder has several prompts.
     """
     entry = self.encoder.entry()
-    with hub.claim_model(path, {}, 'path'), files.atomic_path(path) as aside:
+    with model_folders.claim(path, {}, 'path'), files.atomic_path(path) as aside:
       aside.mkdir(parents=True)
       if entry.prompt is not None:
         artifact.save_prompt(aside / hub.PROMPT, entry.prompt)
@@ -162,7 +162,7 @@ class Retriever:
         settings=folder.settings_of(self.encoder),
         how=self._fusion,
       )
-      hub.mark(aside)
+      model_folders.mark(aside)
     if self._indexed is not None:
       _, texts, rows, *_ = self._indexed
       passages = [Passage(*one) for one in texts.items()]

@@ -8,7 +8,7 @@ from etils import epath
 from dprjax.base import files, outputs, provenance, repository, tree, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
-from dprjax.models import artifact, hub, prompt_folders
+from dprjax.models import artifact, hub, model_folders, prompt_folders
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
@@ -143,7 +143,7 @@ def _write_untrained(
   workdir: epath.Path,
 ) -> epath.Path:
   """Writes the retriever of a choice without the trained model, or of an untrained run."""
-  with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
+  with model_folders.claim(out, inputs), files.atomic_path(out) as aside:
     aside.mkdir(parents=True)
     folder.describe(
       aside,
@@ -157,7 +157,7 @@ def _write_untrained(
     others = workdirs.top(workdir) / workdirs.ALTERNATIVES
     made = [one / workdirs.PASSAGES for one in [workdir, *sorted(others.glob('*'))]]
     folder.take(aside, next((one for one in made if one.exists()), made[0]))
-    hub.mark(aside)
+    model_folders.mark(aside)
   chosen = choosing.FROZEN if kept is None else kept.choice.candidate
   logger.info('%s: the retriever that was chosen: %s', out, chosen)
   return out
@@ -264,7 +264,7 @@ def _write(
     stored = '' if files.is_special(out) else f', {rounded(out.stat().length, "B")}'
     logger.info('%s: %s%s', out, made.done, stored)
     return out
-  with hub.claim_model(out, inputs), files.atomic_path(out) as aside:
+  with model_folders.claim(out, inputs), files.atomic_path(out) as aside:
     if product.encoders:
       _write_encoders(aside, made, options)
     else:
@@ -276,7 +276,7 @@ def _write(
       _describe(aside, made, out.name)
       if made.workdir is not None and made.product.meta.get('sides') == 'query':
         folder.take(aside, made.workdir / workdirs.PASSAGES)
-    hub.mark(aside)
+    model_folders.mark(aside)
   logger.info('%s: %s', out, made.done)
   return out
 
@@ -309,7 +309,7 @@ def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
     prompt_folders.write_adapters(out, prompt, model, name)
     # On the left, padding would come between a prefix and the text.
-    hub.copy_tokenizer(made.backbone.path, out, padding_side='right')
+    model_folders.copy_tokenizer(made.backbone.path, out, padding_side='right')
   elif options.format == 'sentence-transformers':
     if not model.family.prompted_by:
       raise InputError(
@@ -350,7 +350,7 @@ def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None
     _warn_of_lengths(product.encoders[''].get('spec'))
   sha256 = {}
   for name, arguments in product.encoders.items():
-    hub.save_backbone(
+    model_folders.save_backbone(
       out / name,
       **{
         'config': backbone.config,
@@ -400,7 +400,9 @@ def check_out(out: epath.Path, inputs: outputs.Inputs, options: ExportOptions) -
   claim = (
     outputs.claim(out, inputs, endings=('',), lock=False)
     if out.suffix == '.npz'
-    else outputs.claim_folder(out, inputs, what=hub.OURS, ours=hub.is_ours, lock=False)
+    else outputs.claim_folder(
+      out, inputs, what=model_folders.OURS, ours=model_folders.is_ours, lock=False
+    )
   )
   with claim:
     pass

@@ -178,8 +178,8 @@ class Product(NamedTuple):
   """The output of `dprjax.export`.
 
   Attributes:
-    encoders: arguments of ``hub.save_backbone`` by subfolder ('' is the folder itself); empty if no
-      encoder was trained.
+    encoders: arguments of ``model_folders.save_backbone`` by subfolder ('' is the folder itself);
+      empty if no encoder was trained.
     prompt: arrays of the prompt file; empty if no prompt was trained.
     meta: entries in the meta of the prompt file that the method decides.
     noun: names the encoders in messages.

@@ -16,7 +16,7 @@ from dprjax.base import distributed, machine, mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models import adapter as adapters
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.text import seen, tokenizing, vocabularies
 from dprjax.training import (
   baseline,
@@ -238,7 +238,7 @@ def make_backbone(
 
         made = {name: HEADS[name].init(model, jax.random.key(config.seed)) for name in needs}
         heads = {name: Head(jax.device_get(head)) for name, head in made.items()}
-      hub.save_backbone(path, model, params, source=folder, heads=heads)
+      model_folders.save_backbone(path, model, params, source=folder, heads=heads)
 
 
 def settle(setup: Setup, part: Trial) -> None:

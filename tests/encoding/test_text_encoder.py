@@ -12,7 +12,7 @@ import safetensors.numpy
 from dprjax.base import mesh as meshes
 from dprjax.encoding import embedder
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, hub, weights
+from dprjax.models import artifact, hub, model_folders, weights
 from dprjax.text import tokenizing
 from dprjax.text.vector_spec import VectorSpec, same_length
 from tests.models.test_artifact import META
@@ -121,7 +121,7 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
   def write(side, **settings):
     sentence = same_length(**settings)
     args = loaded.config, loaded.params
-    hub.save_backbone(tmp_path / side, *args, source=loaded.path, spec=sentence)
+    model_folders.save_backbone(tmp_path / side, *args, source=loaded.path, spec=sentence)
 
   write('query', pooling='mean', length=8, query_prefix='q: ', passage_prefix='not this ')
   write('passage', pooling='mean', length=12, query_prefix='nor this ', passage_prefix='p: ')

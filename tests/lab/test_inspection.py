@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from dprjax import Retriever
-from dprjax.models import artifact, encoder, hub
+from dprjax.models import artifact, encoder, hub, model_folders
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import vocabularies
@@ -70,7 +70,7 @@ def small(tmp_path_factory):
   # Weights far larger than initial ones, so that attention is not even and texts differ.
   params = hub.init_params(config, jax.random.key(0))
   params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 2 else leaf, params)
-  hub.save_backbone(folder / 'deep2', config, params, source=folder / 'tokenizer')
+  model_folders.save_backbone(folder / 'deep2', config, params, source=folder / 'tokenizer')
   backbone = hub.load_backbone(folder / 'deep2')
   prefix = np.random.default_rng(0).normal(size=(2, 2, 3, 4, 8)).astype(np.float32)
   meta = META | {

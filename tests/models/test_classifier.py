@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.models import heads, hub
+from dprjax.models import heads, hub, model_folders
 from dprjax.models.encoder_config import EncoderConfig
 from tests.refusals import named_in
 
@@ -56,7 +56,7 @@ def test_the_names_of_labels_say_which_one_means_relevant(write_classifier, tmp_
   heads = usual.heads['classifier'], found.heads['classifier']
   jax.tree.map(np.testing.assert_array_equal, *(head.params for head in heads))
   # What is written is read as it was meant.
-  hub.save_backbone(
+  model_folders.save_backbone(
     tmp_path / 'out', found.config, found.params, hf_config=found.hf_config, heads=found.heads
   )
   again = hub.load_backbone(tmp_path / 'out', ('classifier',))
@@ -138,7 +138,7 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
   import transformers
 
   loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
-  hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, heads=loaded.heads)
+  model_folders.save_backbone(tmp_path / 'out', loaded.config, loaded.params, heads=loaded.heads)
   model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
     tmp_path / 'out', output_loading_info=True
   )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import embed, encoder, encoder_config, hub, layers
+from dprjax.models import embed, encoder, encoder_config, hub, layers, model_folders
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from tests.refusals import refused
@@ -104,7 +104,7 @@ def test_camembert_is_roberta_by_another_name(golden, write_checkpoint, tmp_path
   hidden = encode(backbone.config, backbone.params, tokens, mask, token_types=arrays['token_types'])
   expected = arrays['1/plain/hidden'][mask]
   np.testing.assert_allclose(np.asarray(hidden)[mask], expected, rtol=0, atol=2e-5)
-  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
+  model_folders.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
   assert hub.read_shape(tmp_path / 'saved') == backbone.config
   written = json.loads((tmp_path / 'saved' / 'config.json').read_text())
   assert written['architectures'] == ['CamembertModel']

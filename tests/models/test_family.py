@@ -12,7 +12,7 @@ from dprjax import encode, load_backbone
 from dprjax.base import extensions, tree
 from dprjax.base import mesh as meshes
 from dprjax.encoding.embeddings import load_embeddings
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, hub, model_folders
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.text.texts import read_texts
@@ -126,7 +126,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
   vocab_size = load_backbone(trained / 'backbone').config.vocab_size
   config = dataclasses.replace(config, vocab_size=vocab_size)
   backbone = tmp_path / 'backbone'
-  hub.save_backbone(
+  model_folders.save_backbone(
     backbone,
     config,
     hub.init_params(config, jax.random.key(0)),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.models import checkpoint_names, head_specs, hub
+from dprjax.models import checkpoint_names, head_specs, hub, model_folders
 from dprjax.models.head_specs import HEADS, Head
 
 
@@ -20,7 +20,7 @@ def test_a_fresh_head_has_the_tensors_of_its_spec_and_survives_its_files(name, s
   assert {tensor.name: tensor.shape for tensor in tensors} == {
     name: array.shape for name, array in stored.items()
   }
-  hub.save_backbone(tmp_path / 'model', config, params, heads={name: head})
+  model_folders.save_backbone(tmp_path / 'model', config, params, heads={name: head})
   assert (tmp_path / 'model' / spec.file).exists()
   loaded = hub.load_backbone(tmp_path / 'model', HEADS).heads
   assert loaded.keys() == {name} and loaded[name].settings == head.settings
@@ -39,5 +39,5 @@ def test_one_checkpoint_has_one_class(small, tmp_path):
     for name in ('mlm', 'classifier')
   }
   with pytest.raises(ValueError, match='cannot be ForMaskedLM and ForSequenceClassification'):
-    hub.save_backbone(tmp_path / 'model', config, params, heads=heads)
+    model_folders.save_backbone(tmp_path / 'model', config, params, heads=heads)
   assert not (tmp_path / 'model').exists()

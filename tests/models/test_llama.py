@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from dprjax.models import artifact, encoder, hub, rotary
+from dprjax.models import artifact, encoder, hub, model_folders, rotary
 from dprjax.models import family as families
 from dprjax.models import pooling as poolings
 from dprjax.models import prompt_folders as adapters
@@ -173,7 +173,7 @@ def test_transformers_loads_what_was_saved(name, load, tmp_path, torch):
 
   arrays, backbone = load(name)
   base = {'pad_token_id': 0}
-  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params, hf_config=base)
+  model_folders.save_backbone(tmp_path / 'saved', backbone.config, backbone.params, hf_config=base)
   model = transformers.AutoModel.from_pretrained(tmp_path / 'saved', attn_implementation='sdpa')
   model.double()  # float32 differs between processors
   mask = arrays['mask']
@@ -272,7 +272,7 @@ def test_peft_computes_the_same_under_a_prompt(name, load, tmp_path, torch):
 
   arrays, backbone = load(name)
   backbone = dataclasses.replace(backbone, config=wide(backbone.config))
-  hub.save_backbone(
+  model_folders.save_backbone(
     tmp_path / 'saved', backbone.config, backbone.params, hf_config={'pad_token_id': 0}
   )
   vectors, mask = arrays['prompt'].astype(np.float32), arrays['mask']

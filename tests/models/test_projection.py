@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.text.vector_spec import same_length
 from tests.refusals import refused
 from tests.resuming import export_to, served, train_small
@@ -52,7 +52,7 @@ def plain(trained, tmp_path):
   """A folder without dense layers, whose vectors have 128 numbers."""
   loaded = hub.load_backbone(trained / 'backbone')
   folder = tmp_path / 'plain'
-  hub.save_backbone(
+  model_folders.save_backbone(
     folder, loaded.config, loaded.params, source=loaded.path, spec=same_length(32, 'mean')
   )
   return folder
@@ -62,7 +62,7 @@ def plain(trained, tmp_path):
 def projected(plain, tmp_path):
   """The folder with two layers, and their arrays."""
   size = hub.read_shape(plain).hidden_size
-  hub.save_backbone(
+  model_folders.save_backbone(
     folder := tmp_path / 'projected',
     (loaded := hub.load_backbone(plain)).config,
     loaded.params,

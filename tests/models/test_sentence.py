@@ -9,9 +9,10 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.base.mesh import make_mesh
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.sentence import read_folder, write_folder
+from dprjax.models.model_folders import write_sentence_files
+from dprjax.models.sentence import read_folder
 from dprjax.text import sentence_files
 from dprjax.text.tokenizing import load_tokenizer
 from dprjax.text.vector_spec import same_length
@@ -63,7 +64,7 @@ def test_old_form(tmp_path):
 def test_every_pooling_is_read_and_written(tmp_path, name):
   (tmp_path / 'written').mkdir()
   settings = same_length(40, name, True)
-  write_folder(tmp_path / 'written', CONFIG, {}, settings)
+  write_sentence_files(tmp_path / 'written', CONFIG, {}, settings)
   assert read(tmp_path / 'written') == settings
   write(tmp_path, **{'1_Pooling/config': {'pooling_mode': name}})
   assert read(tmp_path).pooling == name
@@ -353,7 +354,7 @@ def test_a_saved_model_keeps_its_tokenizer(minilm, tmp_path):
   source = variant(minilm, tmp_path / 'source', {'sentence_bert_config.json': cased})
   backbone = hub.load_backbone(source)
   for name, sentence in (('settings', backbone.spec), ('bare', None)):
-    hub.save_backbone(
+    model_folders.save_backbone(
       tmp_path / name,
       backbone.config,
       backbone.params,

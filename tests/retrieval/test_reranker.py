@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from dprjax import CrossEncoder
 from dprjax.base import mesh
-from dprjax.models import hub
+from dprjax.models import hub, model_folders
 from dprjax.models.head_specs import Head
 from dprjax.retrieval import reranker
 from dprjax.text import tokenizing
@@ -122,7 +122,7 @@ def test_sha256_names_model_and_head(small_cross_encoder, make_cross_encoder, tm
   again = CrossEncoder.load(make_cross_encoder())
   assert again.sha256 == small.sha256
   head = jax.tree.map(lambda leaf: leaf * 2, small.backbone.heads['classifier'].params)
-  hub.save_backbone(
+  model_folders.save_backbone(
     tmp_path / 'other',
     small.backbone.config,
     small.backbone.params,

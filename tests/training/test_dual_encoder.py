@@ -9,7 +9,7 @@ import pytest
 
 from dprjax import train
 from dprjax.base import provenance
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, hub, model_folders
 from dprjax.planning import backbones
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
@@ -33,7 +33,9 @@ def save(tokenizer, model, tmp_path):
   def write(spec, **changes):
     shape = dataclasses.replace(model, **changes)
     params = hub.init_params(shape, jax.random.key(0))
-    hub.save_backbone(tmp_path / 'model', shape, params, source=tmp_path / 'words', spec=spec)
+    model_folders.save_backbone(
+      tmp_path / 'model', shape, params, source=tmp_path / 'words', spec=spec
+    )
     return str(tmp_path / 'model')
 
   return write

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dprjax.base import tree
-from dprjax.models import heads, hub
+from dprjax.models import heads, hub, model_folders
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.papers.condenser import losses, pretrain
@@ -246,11 +246,12 @@ def test_heads_that_are_there_are_taken(tokenizer):
 def test_a_head_that_was_trained_alone_is_written_beside_its_backbone(tokenizer, tmp_path):
   model = model_of(tokenizer)
   start, head = starts.init_params(model, 3), heads.init_mlm_head(model, jax.random.key(0))
-  digest = hub.backbone_sha256(model, start)
+  model_folders.save_backbone(tmp_path / 'start', model, start)
+  digest = hub.load_backbone(tmp_path / 'start').sha256
   given = hub.Backbone(model, start, digest, 'x', same_length(16), {}, {'mlm': Head(head, {})})
   trained = {'head/mlm/dense/bias': np.full(8, 2, np.float32)}
   product = pretrain.export(make_config(trainable=('head/.*',)), tmp_path, given, trained)
-  hub.save_backbone(tmp_path / 'out', model, **product.encoders[''])
+  model_folders.save_backbone(tmp_path / 'out', model, **product.encoders[''])
   written = hub.load_backbone(tmp_path / 'out', heads=('mlm',))
   found = written.heads['mlm'].params
   assert written.sha256 == digest

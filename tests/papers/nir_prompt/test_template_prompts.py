@@ -9,7 +9,7 @@ import pytest
 from dprjax import CrossEncoder, PromptReranker, Retriever
 from dprjax.base import mesh as meshes
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, hub, model_folders
 from dprjax.papers.nir_prompt import nir_reranker, nir_retriever
 from dprjax.retrieval import reranker
 from dprjax.text import tokenizing
@@ -161,7 +161,7 @@ def test_prompts_that_judge_no_pairs(name, meta, message, templates, tmp_path):
 def test_backbones_without_the_head(templates, tmp_path, make_cross_encoder):
   backbone = hub.load_backbone(templates / 'backbone')
   plain = tmp_path / 'plain'
-  hub.save_backbone(plain, backbone.config, backbone.params, source=backbone.path)
+  model_folders.save_backbone(plain, backbone.config, backbone.params, source=backbone.path)
   with refused('plain', 'configs/condenser.py:mlm'):
     reranker.load(plain, templates / 'pairs.npz')
   assert isinstance(reranker.load(make_cross_encoder()), CrossEncoder)
