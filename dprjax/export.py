@@ -85,7 +85,8 @@ def _command(args: Flags) -> None:
   else:
     flags.refuse(args, ('step', 'method', 'force'), 'workdir')
   with cli.loading():
-    from dprjax.training import checkpoint, exporting
+    from dprjax.exports import exporting
+    from dprjax.training import checkpoint
   checkpoint.pass_over_closed_loops()
   options = exporting.ExportOptions(
     args.format, args.base_model, args.card, args.license, args.metrics, args.name

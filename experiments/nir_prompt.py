@@ -51,11 +51,12 @@ import nir_tables
 import trials
 from dprjax.base import mesh, tree
 from dprjax.encoding.embedder import place
+from dprjax.exports import exporting
 from dprjax.models import hub
 from dprjax.retrieval import best, bm25_index, exact, measures
 from dprjax.text import sources, tokenizing, trec
 from dprjax.training import config as configs
-from dprjax.training import dev_ranking, exporting, train
+from dprjax.training import dev_ranking, train
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
 from dprjax.training.method import Parts

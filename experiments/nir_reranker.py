@@ -38,9 +38,10 @@ import numpy as np
 import nir_sets
 import trials
 from dprjax import CrossEncoder, PromptReranker
+from dprjax.exports import exporting
 from dprjax.papers.nir_prompt import pairs
 from dprjax.training import config as configs
-from dprjax.training import exporting, train
+from dprjax.training import train
 from dprjax.training import workdir as workdirs
 
 LEDGER = trials.LEDGERS / 'nir_reranker.jsonl'

@@ -58,12 +58,12 @@ import trials
 from dprjax import Retriever
 from dprjax.base import files, mesh
 from dprjax.base.counts import ReadReport
+from dprjax.exports import exporting
 from dprjax.models import hub, model_folders
 from dprjax.papers.condenser import segments, views
 from dprjax.papers.condenser.segments import read_documents
 from dprjax.retrieval import figures
 from dprjax.text import tokenizing, vocabularies
-from dprjax.training import exporting
 from lab import inspection, measures, mediawiki, sections, sts
 from lab.similarity import spearman_values
 

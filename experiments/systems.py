@@ -23,11 +23,11 @@ import evaluation
 import gain_sets
 import trials
 from dprjax.base import mesh
+from dprjax.exports import exporting
 from dprjax.models import hub
 from dprjax.retrieval import figures
 from dprjax.text import tokenizing
 from dprjax.training import config as configs
-from dprjax.training import exporting
 from dprjax.training import train as training
 
 QUERY_LENGTH = 64  # tokens, as in the recipes

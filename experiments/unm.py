@@ -38,12 +38,12 @@ import mining
 import systems
 import trials
 from dprjax.base import files
+from dprjax.exports import exporting
 from dprjax.models import artifact
 from dprjax.retrieval import measures
 from dprjax.text import seen, trec
 from dprjax.text.qrels import read_qrels, write_qrels
 from dprjax.text.texts import read_texts
-from dprjax.training import exporting
 
 SETS = {
   'scifact': gain_sets.Setting('scifact', 809),

@@ -168,7 +168,7 @@ def reuse(trained):
 @pytest.fixture(scope='session')
 def prompt(trained, tmp_path_factory):
   """The exported prompt of ``trained``."""
-  from dprjax.training import exporting
+  from dprjax.exports import exporting
 
   return exporting.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz', force=True)
 

@@ -88,7 +88,7 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
 
 
 def main(folder: pathlib.Path) -> None:
-  from dprjax.training import exporting
+  from dprjax.exports import exporting
 
   for model_type in MODELS:
     root = write(folder, model_type)

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import safetensors.numpy
 
+from dprjax.exports.prompt_folders import CONFIG, WEIGHTS
 from dprjax.models.adapters import lora
 from dprjax.models.artifact import Prompt
-from dprjax.models.prompt_folders import CONFIG, WEIGHTS
 
 
 def read(folder):

@@ -66,7 +66,7 @@ def allowed(importer):
   for number, level in enumerate(CORE):
     if importer in level:
       return set().union(*CORE[:number])
-  extras = {'', 'api', 'engines', 'generation', 'mteb', 'planning', 'serving'}
+  extras = {'', 'api', 'engines', 'exports', 'generation', 'mteb', 'planning', 'serving'}
   return set().union(*CORE) | (extras if importer in ('', 'api') else set())
 
 

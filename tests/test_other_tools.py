@@ -13,8 +13,8 @@ import safetensors.numpy
 
 from dprjax import Retriever, export, load_backbone, load_prompt
 from dprjax.base import mesh
+from dprjax.exports import prompt_folders as peft
 from dprjax.models import artifact
-from dprjax.models import prompt_folders as peft
 from dprjax.text.vector_spec import SIDES
 from tests import fake_hub, other_tools, peft_files
 from tests.refusals import command_refused, named_in, refused

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from dprjax import encode, search
-from dprjax.training import exporting
+from dprjax.exports import exporting
 from tests import pod_work
 from tests.workdirs import assert_same_bits, metrics_of, steps_of, trainable_of
 

@@ -13,13 +13,14 @@ from dprjax.base import mesh
 from dprjax.base.files import sha256_file
 from dprjax.encoding import embeddings
 from dprjax.encoding.text_encoder import Encoder
+from dprjax.exports import exporting
 from dprjax.losses import contrastive
 from dprjax.models import hub
 from dprjax.text import token_cache, tokenizing
 from dprjax.text.texts import read_texts
 from dprjax.text.trec import read_run
 from dprjax.training import config as configs
-from dprjax.training import dpr, exporting
+from dprjax.training import dpr
 from tests import devices
 from tests.refusals import command_refused, refused
 from tests.workdirs import (

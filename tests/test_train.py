@@ -447,8 +447,8 @@ def test_starts_from_a_text(go, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures('alone')
 def test_starts_from_a_prompt(go, trained, tmp_path):
+  from dprjax.exports import exporting
   from dprjax.models import artifact
-  from dprjax.training import exporting
 
   start = artifact.load_prompt(exporting.export(trained, tmp_path / 'first.npz', force=True))
   start.queries.update(seen.join(start.queries, {'train': seen.hashes(['an earlier query'])}))
@@ -530,8 +530,8 @@ def test_options_that_cannot_be(go, tmp_path, flags, words):
 
 
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
+  from dprjax.exports import exporting
   from dprjax.models import artifact
-  from dprjax.training import exporting
 
   prompt = artifact.load_prompt(exporting.export(trained, tmp_path / 'right.npz', force=True))
   artifact.save_prompt(

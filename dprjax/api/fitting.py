@@ -19,11 +19,12 @@ from etils import epath
 from dprjax.api import inputs, worker
 from dprjax.base import files, given, provenance, reading, tables
 from dprjax.base.errors import InputError
+from dprjax.exports import exporting
 from dprjax.models import artifact, hub
 from dprjax.retrieval import choosing, figures
 from dprjax.retrieval.retriever import Retriever
 from dprjax.text.qrels import write_qrels
-from dprjax.training import baseline, exporting, train
+from dprjax.training import baseline, train
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import workdir as workdirs

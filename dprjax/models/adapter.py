@@ -371,7 +371,7 @@ class Kind(NamedTuple):
     merge: ``(model, params, adapter) -> (model, params)`` of an encoder with the same vectors
       without the adapter. None: cannot be merged.
     code: for kinds that cannot be merged, the PyTorch module that adapts the transformer in a
-      sentence-transformers folder (`models.prompt_folders`).
+      sentence-transformers folder (`exports.prompt_folders`).
   """
 
   name: str

@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 def make(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, pathlib.Path]:
   """A workdir, a prompt and a cross-encoder, below ``folder``."""
   from dprjax import train
-  from dprjax.training import exporting
+  from dprjax.exports import exporting
 
   workdir = folder / 'workdir'
   train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])

@@ -13,7 +13,8 @@ import safetensors.numpy
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models import encoder, heads, hub, model_folders, prompt_folders
+from dprjax.exports import prompt_folders
+from dprjax.models import encoder, heads, hub, model_folders
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions

@@ -9,10 +9,10 @@ import ml_collections
 import numpy as np
 import pytest
 
+from dprjax.exports import prompt_folders as adapters
 from dprjax.models import artifact, encoder, hub, model_folders, rotary
 from dprjax.models import family as families
 from dprjax.models import pooling as poolings
-from dprjax.models import prompt_folders as adapters
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions

@@ -9,12 +9,13 @@ import pytest
 
 from dprjax import train
 from dprjax.base import provenance
+from dprjax.exports import exporting
 from dprjax.models import artifact, hub, model_folders
 from dprjax.planning import backbones
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
 from dprjax.training import config as configs
-from dprjax.training import dual_encoder, exporting
+from dprjax.training import dual_encoder
 from dprjax.training import workdir as workdirs
 from tests.training.conftest import WORDS
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax.exports import prompt_folders as peft
 from dprjax.models import adapter as adapters
 from dprjax.models import artifact, encoder, hub
-from dprjax.models import prompt_folders as peft
 from dprjax.models.adapter import stack
 from dprjax.models.adapters import lora
 from dprjax.models.adapters.lora import Lora

@@ -11,12 +11,12 @@ import pytest
 from dprjax import Retriever, encode, export, load_prompt, train
 from dprjax.encoding.embeddings import load_embeddings
 from dprjax.encoding.text_encoder import Encoder
+from dprjax.exports import exporting
 from dprjax.models import hub
 from dprjax.models.embed import embed_text
 from dprjax.papers.topic_dpr import topic_dpr, topic_models
 from dprjax.text.tokenizing import load_tokenizer, pad_batch
 from dprjax.text.vector_spec import VectorSpec
-from dprjax.training import exporting
 from tests.refusals import named_in, refused
 from tests.workdirs import (
   assert_goes_on,

@@ -9,7 +9,7 @@ import yaml
 
 from dprjax.base import repository
 from dprjax.base.files import sha256_file
-from dprjax.training import card
+from dprjax.exports import card
 from dprjax.training.method import Product
 from tests.models.test_artifact import GAIN
 

@@ -9,7 +9,8 @@ from etils import epath
 
 from dprjax import load_backbone, load_prompt
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, prompt_folders
+from dprjax.exports import prompt_folders
+from dprjax.models import artifact
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
 from dprjax.models.encoder_config import EncoderConfig
 from tests import other_tools

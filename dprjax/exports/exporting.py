@@ -8,16 +8,17 @@ from etils import epath
 from dprjax.base import files, outputs, provenance, repository, tree, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
-from dprjax.models import artifact, hub, model_folders, prompt_folders
+from dprjax.exports import card, prompt_folders
+from dprjax.exports.card import ExportOptions, Made
+from dprjax.models import artifact, hub, model_folders
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
 from dprjax.text.vector_spec import SIDES, VectorSpec, of_meta
-from dprjax.training import baseline, card, checkpoint
+from dprjax.training import baseline, checkpoint
 from dprjax.training import choice as choices
 from dprjax.training import config as configs
 from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
-from dprjax.training.card import ExportOptions, Made
 
 logger = logging.getLogger('dprjax')
 
