@@ -16,7 +16,7 @@ import numpy as np
 import made
 import options
 import timing
-from dprjax.models import encoder, hub, layers
+from dprjax.models import encoder, layers, scratch
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 
@@ -35,7 +35,7 @@ def main():
   mask = jnp.ones(tokens.shape, bool)
   shape = (MODEL.num_layers, 2, args.prompt, MODEL.num_heads, MODEL.head_dim)
   prompt = jnp.asarray(0.02 * rng.normal(size=shape), jnp.float32)
-  params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
+  params = jax.device_put(scratch.init_params(MODEL, jax.random.key(0)))
   half = EncoderOptions(jnp.dtype('bfloat16'))
 
   def pooled(prompt, params):

@@ -18,7 +18,7 @@ import numpy as np
 import made
 import record
 import timing
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, scratch
 from dprjax.models.adapters.prefix import Prefix
 
 MODEL = made.SHAPES['minilm']
@@ -30,7 +30,7 @@ def main() -> None:
   for name, default in (('rows', 32), ('tokens', 64), ('prompt', 16), ('runs', 9)):
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args()
-  params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
+  params = jax.device_put(scratch.init_params(MODEL, jax.random.key(0)))
   batch = made.batch(MODEL, args.rows, 1, args.tokens, shortest=0.5)
   tokens, mask = (jnp.asarray(batch[f'passage_{name}'][:, 0]) for name in ('tokens', 'mask'))
   rng = np.random.default_rng(0)
@@ -68,8 +68,8 @@ def main() -> None:
         function = gradient
         inputs = (prompt.vectors, *inputs)
       program = function.lower(*inputs).compile()
-      scratch = program.memory_analysis().temp_size_in_bytes
-      cases[f'{title}, {name}'] = {'scratch_megabytes': round(scratch / 1e6, 1)}
+      working = program.memory_analysis().temp_size_in_bytes
+      cases[f'{title}, {name}'] = {'scratch_megabytes': round(working / 1e6, 1)}
       ways[f'{title}, {name}'] = lambda run=program, inputs=inputs: jax.block_until_ready(
         run(*inputs)
       )

@@ -16,7 +16,7 @@ import transformers
 import made
 import options
 import timing
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, scratch
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 
@@ -24,7 +24,7 @@ MODEL = made.SHAPES['minilm']
 
 
 def ours(tokens, mask, prompt, unroll):
-  params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
+  params = jax.device_put(scratch.init_params(MODEL, jax.random.key(0)))
 
   # The weights are an argument: the compiler would fold constants.
   def pooled(prompt, params):

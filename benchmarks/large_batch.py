@@ -26,7 +26,7 @@ import options
 import record
 import timing
 import updates
-from dprjax.models import hub
+from dprjax.models import scratch
 from dprjax.papers.condenser import pretrain
 from dprjax.training import config as configs
 from dprjax.training.method import Parts
@@ -43,7 +43,7 @@ OPTIONS = {
 
 def main() -> None:
   parser = options.parser(__doc__, **OPTIONS)
-  parser.add_argument('--size', default='tiny', choices=sorted(hub.SIZES))
+  parser.add_argument('--size', default='tiny', choices=sorted(scratch.SIZES))
   # PASSAGES,CHUNKS: measured in this process and printed as JSON.
   parser.add_argument('--case', help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
       f'--config.grad_cache={chunks}',
     ]
   )
-  model = hub.scratch_config(args.size, args.vocabulary)
+  model = scratch.shape(args.size, args.vocabulary)
   special = (0, 1, 2, 3, 4)
   system = pretrain.build(
     config,
@@ -116,7 +116,9 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
       f'{view}_mask': np.ones(words.shape, bool),
       f'{view}_words': words,
     }
-  update = updates.Update(config, system, Parts(hub.init_params(model, jax.random.key(0))), batch)
+  update = updates.Update(
+    config, system, Parts(scratch.init_params(model, jax.random.key(0))), batch
+  )
   memory = update.compiled.memory_analysis()
   found = {
     'temporary_mib': round(timing.temporary_mib(update.compiled), 1),

@@ -6,7 +6,7 @@ import pathlib
 import jax
 import numpy as np
 
-from dprjax.models import hub, model_folders
+from dprjax.models import model_folders, scratch
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec
@@ -95,7 +95,7 @@ def backbone_folder(
   model_folders.save_backbone(
     folder,
     model,
-    hub.init_params(model, jax.random.key(0)),
+    scratch.init_params(model, jax.random.key(0)),
     source=tokenizer_folder,
     spec=spec,
   )

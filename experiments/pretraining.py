@@ -59,7 +59,7 @@ from dprjax import Retriever
 from dprjax.base import files, mesh
 from dprjax.base.counts import ReadReport
 from dprjax.exports import exporting
-from dprjax.models import hub, model_folders
+from dprjax.models import model_folders, scratch
 from dprjax.papers.condenser import segments, views
 from dprjax.papers.condenser.segments import read_documents
 from dprjax.retrieval import figures
@@ -218,7 +218,7 @@ def parser():
   made = systems.parser(__doc__, SETS, '0,1', (*KINDS, *POOLINGS))
   made.set_defaults(backbone='')
   made.add_argument('--methods', default=','.join(LABELS), help='separated by commas')
-  made.add_argument('--size', default='tiny', choices=sorted(hub.SIZES), help='its width')
+  made.add_argument('--size', default='tiny', choices=sorted(scratch.SIZES), help='its width')
   made.add_argument('--layers', type=int, default=4)
   made.add_argument('--vocab_size', type=int, default=8000)
   made.add_argument('--base_steps', type=int, default=4000, help='updates of the start')
@@ -306,9 +306,9 @@ class Experiment(systems.Runs):
       vocabularies.train_wordpiece(found, self.args.vocab_size, vocabulary)
     if not folder.exists():
       size = tokenizing.load_tokenizer(vocabulary).vocab_size
-      shape = hub.scratch_config(self.args.size, size)
+      shape = scratch.shape(self.args.size, size)
       shape = dataclasses.replace(shape, num_layers=self.args.layers)
-      params = hub.init_params(shape, jax.random.key(seed))
+      params = scratch.init_params(shape, jax.random.key(seed))
       model_folders.save_backbone(folder, shape, params, source=vocabulary)
     return folder
 

@@ -5,17 +5,17 @@ import functools
 import jax
 import numpy as np
 
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, scratch
 
 
 def init_params(config, seed):
-  """`hub.init_params`, in a tree of its own; made once, since it takes a quarter of a second."""
+  """`scratch.init_params`, in a tree of its own; made once, since it takes a quarter second."""
   return jax.tree.map(lambda leaf: leaf, _made(config, seed))
 
 
 @functools.cache
 def _made(config, seed):
-  return hub.init_params(config, jax.random.key(seed))
+  return scratch.init_params(config, jax.random.key(seed))
 
 
 def draw_params(config, rng, deviation):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from dprjax import export, load_backbone, load_prompt
-from dprjax.models import artifact, hub, model_folders
+from dprjax.models import artifact, model_folders, scratch
 from dprjax.models import family as families
 from dprjax.text.vector_spec import VectorSpec
 from dprjax.training import config as configs
@@ -26,7 +26,7 @@ def test_peft_has_no_prompts_of_a_model_without_past_keys_and_values(
 ):
   words = load_backbone(trained / 'backbone').config.vocab_size
   shape = shape_of('modernbert', words, local_attention=8)
-  made = hub.init_params(shape, jax.random.key(0))
+  made = scratch.init_params(shape, jax.random.key(0))
   spec = VectorSpec('mean', True, 32, 32)
   model_folders.save_backbone(
     tmp_path / 'model', shape, made, source=trained / 'backbone', spec=spec

@@ -78,7 +78,7 @@ def _read_mlm(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> He
   config, family = checkpoint.config, checkpoint.config.family
   if family.mlm_tensors is None:
     return None
-  params = weights.read_head(
+  params = _read_head(
     checkpoint, 'masked-LM head', family.mlm_tensors(config), family.mlm_copies(config)
   )
   return None if params is None else Head(params)
@@ -117,12 +117,53 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   ):
     # The BERT pooler is half a head.
     tensors = [tensor for tensor in tensors if tensor.path[0] == 'dense']
-  params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
+  params = _read_head(checkpoint, 'sequence-classification head', tensors)
   if params is None:
     return None
   if output in stored and relevant == 0:  # ours is the second label
     params['output'] = {key: np.flip(array, -1) for key, array in params['output'].items()}
   return Head(params)
+
+
+def _read_head(
+  checkpoint: weights.Checkpoint,
+  title: str,
+  tensors: Iterable[names.Tensor],
+  copies: Mapping[str, str] = types.MappingProxyType({}),
+) -> Params | None:
+  """The parameters of a head; None if the checkpoint has none of its tensors."""
+  head = {tensor.name: tensor for tensor in tensors}
+  config = checkpoint.config
+  encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
+  expected = head | {
+    copy: (head | encoder)[original]._replace(name=copy) for copy, original in copies.items()
+  }
+  stored = {name: places for name, places in checkpoint.tensors.items() if name in expected}
+  if not stored:
+    return None
+  problems = weights.find_problems(expected.values(), stored)
+  present = [name for name in expected if name in stored]
+  for copy, original in copies.items():
+    if copy in stored:
+      stored.setdefault(original, checkpoint.tensors.get(original, stored[copy]))
+  if missing := [name for name in head if name not in stored]:
+    problems.append(
+      f'{weights.listed(present)} {"is" if len(present) == 1 else "are"} there, but missing '
+      f'{weights.listed(missing)}'
+    )
+  for copy, original in copies.items() if not problems else ():
+    if copy in stored and not np.array_equal(stored[copy][0].read(), stored[original][0].read()):
+      problems.append(f'{copy} differs from {original}; untied decoders are not supported')
+  if problems:
+    raise InputError(
+      f'{checkpoint.folder}: the {title} does not fit the encoder: '
+      f'{weights.listed(problems, "; ")}; for a fresh head, save only the encoder, as '
+      'transformers.AutoModel does'
+    )
+  params: Params = {}
+  for name, tensor in head.items():
+    names.place(params, tensor, stored[name][0].read())
+  return params
 
 
 # Names of labels, in lower case without other signs than letters and digits.

@@ -15,9 +15,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 from etils import epath
-from jaxtyping import Array
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
@@ -25,7 +23,6 @@ from dprjax.base.files import PathLike
 from dprjax.base.reading import read_json_object
 from dprjax.models import family as families
 from dprjax.models import pooling, sentence, weights
-from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text.vector_spec import VectorSpec
 
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
 Params = dict[str, Any]
 
 PROMPT = 'prompt.npz'  # the name of a prompt in a folder
-# Layers and hidden size (Turc et al., 2019). The head size is 64, the MLP width 4 H.
-SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +72,7 @@ def load_backbone(
       params['projection'] = sentence.read_projection_weights(root, shapes)
       projection = weights.sha256(pooling.dense_tensors(shapes, params['projection']))
       sha256 = hashlib.sha256(f'{sha256}{projection}'.encode()).hexdigest()
-    found = {name: _kind(name).read(checkpoint, stack) for name in heads}
+    found = {name: head_kind(name).read(checkpoint, stack) for name in heads}
   return Backbone(
     checkpoint.config,
     params,
@@ -89,7 +84,7 @@ def load_backbone(
   )
 
 
-def _kind(name: str) -> HeadSpec:
+def head_kind(name: str) -> HeadSpec:
   from dprjax.models import head_specs  # not for an encoder alone
 
   return head_specs.HEADS[name]
@@ -97,7 +92,7 @@ def _kind(name: str) -> HeadSpec:
 
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
   with _open(path_or_hub_id) as (_, checkpoint, stack):
-    return _kind(name).read(checkpoint, stack)
+    return head_kind(name).read(checkpoint, stack)
 
 
 def check_readable(path_or_hub_id: PathLike) -> None:
@@ -128,37 +123,6 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
       f'{path}: the tokenizer has {vocab_size} tokens, but the backbone {backbone.path} has only '
       f'{rows}; use the tokenizer of the backbone'
     )
-
-
-def init_params(config: EncoderConfig, key: Array) -> Params:
-  return jax.device_get(init_encoder(config, key))
-
-
-def scratch_config(
-  size: str,
-  vocab_size: int,
-  *,
-  model_type: str = 'bert',
-  pad_token_id: int | None = None,
-) -> EncoderConfig:
-  """The shape of an encoder to train from scratch."""
-  if size not in SIZES:
-    raise InputError(f'size {size!r} is unknown; use one of: {", ".join(SIZES)}')
-  layers, width = SIZES[size]
-  if pad_token_id is None:
-    pad_token_id = families.find(model_type).pad_token_id
-  # The 0.02 of BERT suits a width of 768. Layers of narrower models would add almost nothing.
-  config = EncoderConfig(
-    model_type,
-    vocab_size,
-    width,
-    layers,
-    width // 64,
-    4 * width,
-    pad_token_id=pad_token_id,
-    initializer_range=0.02 * (768 / width) ** 0.5,
-  )
-  return dataclasses.replace(config, max_positions=512 + config.first_position)
 
 
 def package_path(path: str) -> str:

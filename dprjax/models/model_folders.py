@@ -6,7 +6,7 @@ A folder written here has a mark with the SHA-256 of its files; only an unchange
 import contextlib
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.numpy
 from etils import epath
@@ -17,10 +17,12 @@ from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling, sentence, weights
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.head_specs import HEADS, Head
-from dprjax.models.hub import Backbone
+from dprjax.models.hub import Backbone, head_kind
 from dprjax.text.sentence_files import TOKENIZER_FILES, tokenizer_settings
 from dprjax.text.vector_spec import VectorSpec
+
+if TYPE_CHECKING:
+  from dprjax.models.head_specs import Head
 
 FORMAT = 'dprjax.model'  # of the mark
 OURS = 'an unchanged model exported by dprjax'
@@ -36,7 +38,7 @@ def save_backbone(
   source: PathLike | None = None,
   spec: VectorSpec | None = None,
   hf_config: Mapping[str, Any] | None = None,
-  heads: Mapping[str, Head] = types.MappingProxyType({}),
+  heads: Mapping[str, 'Head'] = types.MappingProxyType({}),
   max_length: int | None = None,
 ) -> None:
   """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``, atomically.
@@ -50,7 +52,7 @@ def save_backbone(
     heads: by names of ``head_specs.HEADS``; at most one with a class of ``transformers``.
     max_length: tokens of an input, for the tokenizer ``model_max_length``.
   """
-  tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
+  tensors = {name: list(head_kind(name).tensors(config, head)) for name, head in heads.items()}
   with (
     claim(directory, {'source': _tokenizer_files(source)}, 'directory') as final,
     atomic_path(final) as aside,
@@ -67,7 +69,7 @@ def save_backbone(
     )
     arrays = names.export(config.family.tensors(config), params)
     for name, head in heads.items():
-      kind, stored = HEADS[name], names.export(tensors[name], head.params)
+      kind, stored = head_kind(name), names.export(tensors[name], head.params)
       if kind.model_class:
         # The pooler is part of the encoder model.
         pooler = {key for key in stored if key.startswith('pooler.')}
@@ -207,11 +209,13 @@ def tokenizer_keys(folder: PathLike) -> dict[str, Any]:
 
 
 def _hf_config(
-  config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, Head]
+  config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, 'Head']
 ) -> dict[str, Any]:
   """``base`` with the shape of this encoder and the class of its head."""
   family = config.family
-  classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
+  classes = [head_kind(name).model_class for name in heads if head_kind(name).model_class] or [
+    'Model'
+  ]
   if len(classes) > 1:
     raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
   # These keys describe the earlier checkpoint.
@@ -221,7 +225,7 @@ def _hf_config(
     if key not in ('_name_or_path', 'torch_dtype', 'transformers_version')
   }
   for name, head in heads.items():
-    stored = HEADS[name].hf_config(stored, head)
+    stored = head_kind(name).hf_config(stored, head)
   return stored | {
     'architectures': [family.class_name + classes[0]],
     'model_type': family.model_type,

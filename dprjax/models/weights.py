@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -193,46 +192,6 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool) -> tuple[Params, str]:
             node = node.setdefault(key, {})
           node[last] = OnDisk.of(places.pop(path), tensor, number)
   return params, digest
-
-
-def read_head(
-  checkpoint: Checkpoint,
-  title: str,
-  tensors: Iterable[names.Tensor],
-  copies: Mapping[str, str] = types.MappingProxyType({}),
-) -> Params | None:
-  """The parameters of a head; None if the checkpoint has none of its tensors."""
-  head = {tensor.name: tensor for tensor in tensors}
-  config = checkpoint.config
-  encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
-  expected = head | {
-    copy: (head | encoder)[original]._replace(name=copy) for copy, original in copies.items()
-  }
-  stored = {name: places for name, places in checkpoint.tensors.items() if name in expected}
-  if not stored:
-    return None
-  problems = find_problems(expected.values(), stored)
-  present = [name for name in expected if name in stored]
-  for copy, original in copies.items():
-    if copy in stored:
-      stored.setdefault(original, checkpoint.tensors.get(original, stored[copy]))
-  if missing := [name for name in head if name not in stored]:
-    problems.append(
-      f'{listed(present)} {"is" if len(present) == 1 else "are"} there, but missing '
-      f'{listed(missing)}'
-    )
-  for copy, original in copies.items() if not problems else ():
-    if copy in stored and not np.array_equal(stored[copy][0].read(), stored[original][0].read()):
-      problems.append(f'{copy} differs from {original}; untied decoders are not supported')
-  if problems:
-    raise InputError(
-      f'{checkpoint.folder}: the {title} does not fit the encoder: {listed(problems, "; ")}; for a '
-      'fresh head, save only the encoder, as transformers.AutoModel does'
-    )
-  params: Params = {}
-  for name, tensor in head.items():
-    names.place(params, tensor, stored[name][0].read())
-  return params
 
 
 def weight_files(folder: epath.Path) -> list[epath.Path]:

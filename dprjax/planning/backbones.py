@@ -8,7 +8,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.models import family as families
-from dprjax.models import hub, sentence
+from dprjax.models import hub, scratch, sentence
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import tokenizing, vocabularies
 from dprjax.text.vector_spec import VectorSpec
@@ -94,7 +94,7 @@ def shape_of(config: ml_collections.ConfigDict) -> EncoderConfig:
   path = config.backbone.path
   if path.startswith('scratch:'):
     _, model_type = VOCABULARIES[config.backbone.vocabulary]
-    return hub.scratch_config(
+    return scratch.shape(
       path.removeprefix('scratch:'), config.backbone.vocab_size, model_type=model_type
     )
   if path in NAMED:

@@ -16,7 +16,7 @@ from dprjax.base import distributed, machine, mesh, tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.models import adapter as adapters
-from dprjax.models import hub, model_folders
+from dprjax.models import hub, model_folders, scratch
 from dprjax.text import seen, tokenizing, vocabularies
 from dprjax.training import (
   baseline,
@@ -225,13 +225,13 @@ def make_backbone(
     with tempfile.TemporaryDirectory() as folder:
       learn, model_type = VOCABULARIES[config.backbone.vocabulary]
       tokenizer = learn(read(), config.backbone.vocab_size, folder)
-      model = hub.scratch_config(
+      model = scratch.shape(
         config.backbone.path.removeprefix('scratch:'),
         tokenizer.vocab_size,
         model_type=model_type,
         pad_token_id=tokenizer.pad_id,
       )
-      params = hub.init_params(model, jax.random.key(config.seed))
+      params = scratch.init_params(model, jax.random.key(config.seed))
       heads = {}
       if needs:
         from dprjax.models.head_specs import HEADS, Head  # few methods have one

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import generation
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, scratch
 from dprjax.models.family import find
 
 
@@ -26,7 +26,7 @@ def decoder():
       'initializer_range': 0.5,
     }
   )
-  return config, jax.tree.map(jnp.asarray, hub.init_params(config, jax.random.key(1)))
+  return config, jax.tree.map(jnp.asarray, scratch.init_params(config, jax.random.key(1)))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from dprjax import Retriever
-from dprjax.models import artifact, encoder, hub, model_folders
+from dprjax.models import artifact, encoder, hub, model_folders, scratch
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import vocabularies
@@ -68,7 +68,7 @@ def small(tmp_path_factory):
   )
   config = EncoderConfig('bert', tokenizer.vocab_size, 32, 2, 4, 64, max_positions=64)
   # Weights far larger than initial ones, so that attention is not even and texts differ.
-  params = hub.init_params(config, jax.random.key(0))
+  params = scratch.init_params(config, jax.random.key(0))
   params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 2 else leaf, params)
   model_folders.save_backbone(folder / 'deep2', config, params, source=folder / 'tokenizer')
   backbone = hub.load_backbone(folder / 'deep2')

@@ -9,7 +9,7 @@ import pytest
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models import hub
+from dprjax.models import scratch
 from dprjax.models.encoder_config import EncoderConfig
 from lab import measures, similarity
 from tests import gradients, reference
@@ -47,7 +47,7 @@ def test_loss_and_gradient_equal_numpy():
     tokens = rng.integers(1, 40, size=(rows, 6))
     batch[f'{view}_tokens'] = np.where(batch[f'{view}_mask'], tokens, 0).astype(np.int32)
   model = similarity.build(config, shape, mesh)
-  made = tree.flatten({'backbone': hub.init_params(shape, jax.random.key(0))})
+  made = tree.flatten({'backbone': scratch.init_params(shape, jax.random.key(0))})
   params = {
     name: np.asarray(leaf) * (25 if name.endswith(('kernel', 'embedding')) else 1)
     for name, leaf in made.items()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.models import hub
+from dprjax.models import scratch
 from dprjax.models.encoder_config import EncoderConfig
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
@@ -124,5 +124,5 @@ def write_classifier(golden, tmp_path):
 def small():
   """``(config, params)`` of a random BERT. Large kernels make every term matter."""
   config = EncoderConfig('bert', 50, 32, 3, 4, 64, max_positions=24)
-  params = hub.init_params(config, jax.random.key(0))
+  params = scratch.init_params(config, jax.random.key(0))
   return config, jax.tree.map(lambda x: x * 10 if x.ndim == 3 else x, params)

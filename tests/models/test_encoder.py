@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import embed, encoder, encoder_config, hub, layers, model_folders
+from dprjax.models import embed, encoder, encoder_config, hub, layers, model_folders, scratch
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from tests.refusals import refused
@@ -227,7 +227,7 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
 def test_prompt_gradient_computes_no_weight_gradients(small):
   options = EncoderOptions.of(encoder_config.arithmetic('mixed'))
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)
-  params = hub.init_params(config, jax.random.key(0))
+  params = scratch.init_params(config, jax.random.key(0))
   tokens = jnp.ones((8, 16), jnp.int32)
   prompt = prompts(config, 1)[0]
 

@@ -12,7 +12,7 @@ from dprjax import encode, load_backbone
 from dprjax.base import extensions, tree
 from dprjax.base import mesh as meshes
 from dprjax.encoding.embeddings import load_embeddings
-from dprjax.models import encoder, hub, model_folders
+from dprjax.models import encoder, model_folders, scratch
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.text.texts import read_texts
@@ -129,7 +129,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
   model_folders.save_backbone(
     backbone,
     config,
-    hub.init_params(config, jax.random.key(0)),
+    scratch.init_params(config, jax.random.key(0)),
     source=trained / 'backbone',
     spec=same_length(32, 'mean', True),
   )

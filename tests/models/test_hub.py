@@ -10,7 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.models import hub, model_folders
+from dprjax.models import hub, model_folders, scratch
 from tests.refusals import named_in, refused
 
 GAMMA = 'encoder.layer.0.output.LayerNorm'
@@ -210,7 +210,7 @@ def test_hub_id_offline():
 
 @pytest.mark.slow
 def test_scratch():
-  config = hub.scratch_config('mini', 100, model_type='roberta')
+  config = scratch.shape('mini', 100, model_type='roberta')
   assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
     4,
     256,
@@ -221,9 +221,9 @@ def test_scratch():
   assert config.initializer_range == pytest.approx(
     0.034641
   )  # narrower than the 768 of BERT, so wider than its 0.02
-  assert hub.init_params(config, jax.random.key(0))['layers']['mlp']['up'][
+  assert scratch.init_params(config, jax.random.key(0))['layers']['mlp']['up'][
     'kernel'
   ].std() == pytest.approx(0.034641, rel=0.01)
-  assert hub.scratch_config('base', 100).initializer_range == 0.02
+  assert scratch.shape('base', 100).initializer_range == 0.02
   with refused('huge'):
-    hub.scratch_config('huge', 100)
+    scratch.shape('huge', 100)

@@ -10,7 +10,7 @@ from etils import epath
 
 from dprjax.base import provenance
 from dprjax.encoding.text_encoder import Encoder
-from dprjax.models import hub, model_folders
+from dprjax.models import hub, model_folders, scratch
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.text import tokenizing, vocabularies
 from dprjax.text.vector_spec import same_length
@@ -33,7 +33,7 @@ def backbone(tmp_path_factory):
   )
   model = EncoderConfig('bert', made.vocab_size, 8, 2, 2, 16, max_positions=32)
   sentence = same_length(LONGEST, 'mean', True, query_prefix='oak ')
-  params = hub.init_params(model, jax.random.key(3))
+  params = scratch.init_params(model, jax.random.key(3))
   model_folders.save_backbone(
     folder / 'model', model, params, source=folder / 'words', spec=sentence
   )

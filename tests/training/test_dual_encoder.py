@@ -10,7 +10,7 @@ import pytest
 from dprjax import train
 from dprjax.base import provenance
 from dprjax.exports import exporting
-from dprjax.models import artifact, hub, model_folders
+from dprjax.models import artifact, model_folders, scratch
 from dprjax.planning import backbones
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
@@ -33,7 +33,7 @@ def save(tokenizer, model, tmp_path):
 
   def write(spec, **changes):
     shape = dataclasses.replace(model, **changes)
-    params = hub.init_params(shape, jax.random.key(0))
+    params = scratch.init_params(shape, jax.random.key(0))
     model_folders.save_backbone(
       tmp_path / 'model', shape, params, source=tmp_path / 'words', spec=spec
     )

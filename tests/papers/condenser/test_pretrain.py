@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dprjax.base import tree
-from dprjax.models import heads, hub, model_folders
+from dprjax.models import heads, hub, model_folders, scratch
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.papers.condenser import losses, pretrain
@@ -222,7 +222,7 @@ def test_loss_and_gradient_equal_numpy(tokenizer, method, sizes, chunks):
 @pytest.mark.slow
 def test_heads_that_are_there_are_taken(tokenizer):
   model = model_of(tokenizer)
-  start = hub.init_params(model, jax.random.key(0))
+  start = scratch.init_params(model, jax.random.key(0))
   method = pretrain.build(
     make_config(pretrain__head_layers=2), model, make_mesh({'data': 1}), tokenizer
   )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import hub
+from dprjax.models import scratch
 from dprjax.models.template import Piece, Template, unpack
 from dprjax.papers.nir_prompt import multitask, pairs
 from dprjax.papers.nir_prompt import options as nir_options
@@ -247,8 +247,8 @@ def test_what_cannot_be(start, names, form, changes, message):
 def test_the_fine_tuned_retriever_and_reranker_train_on_the_feed(
   folder, tmp_path, devices, tokenizer
 ):
-  shape = hub.scratch_config('tiny', tokenizer.vocab_size)
-  parts = Parts(hub.init_params(shape, jax.random.key(0)))
+  shape = scratch.shape('tiny', tokenizer.vocab_size)
+  parts = Parts(scratch.init_params(shape, jax.random.key(0)))
   options = {
     'batch_size': 4,
     'eval__measure': 'mean',
