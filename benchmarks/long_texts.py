@@ -67,7 +67,7 @@ def compare(
   """Milliseconds and MiB of each way."""
   import jax
 
-  from dprjax.models import encoder, reach
+  from dprjax.models import reach, scratch
   from dprjax.planning import backbones, programs
 
   config = backbones.named(backbone)
@@ -77,7 +77,7 @@ def compare(
     num_kv_heads=3 * config.num_kv_heads // config.num_heads,
     **SMALL,
   )
-  params = encoder.init_encoder(config, jax.random.key(0))
+  params = scratch.init_encoder(config, jax.random.key(0))
   ways, memory = {}, {}
   for name, (attention, reach.LONG) in WAYS.items():
     lowered, arguments = program(config, params, length, attention, gradient, args.target)

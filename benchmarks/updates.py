@@ -10,7 +10,7 @@ import numpy as np
 
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
-from dprjax.models import encoder, scratch
+from dprjax.models import scratch
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.training import config as configs
 from dprjax.training import dpr
@@ -130,7 +130,7 @@ def retrieval_flops(
   config.backbone.unroll = 0
   mesh = one_device()
   method = dpr.build(config, model, mesh)
-  start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
+  start = jax.eval_shape(lambda key: scratch.init_encoder(model, key), jax.random.key(0))
   params = tree.flatten(
     jax.eval_shape(lambda start: method.init(Parts(start), jax.random.key(1)), start)
   )

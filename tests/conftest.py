@@ -215,7 +215,7 @@ def make_cross_encoder(tmp_path_factory):
 
   Its weights are larger than initial ones, so that the scores of pairs differ.
   """
-  from dprjax.models import encoder, heads, model_folders
+  from dprjax.models import heads, model_folders, scratch
   from dprjax.models.encoder_config import EncoderConfig
   from dprjax.models.head_specs import Head
   from dprjax.text import vocabularies
@@ -239,7 +239,7 @@ def make_cross_encoder(tmp_path_factory):
       # Only shapes are needed: nothing is compiled.
       shapes = jax.eval_shape(
         lambda key: (
-          encoder.init_encoder(config, key),
+          scratch.init_encoder(config, key),
           heads.init_classifier(config, key, labels),
         ),
         jax.random.key(0),

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 
-from dprjax.models import encoder, scratch
+from dprjax.models import scratch
 
 
 def init_params(config, seed):
@@ -20,7 +20,7 @@ def _made(config, seed):
 
 def draw_params(config, rng, deviation):
   """Random parameters, without compiling anything: scales of norms around 1, others around 0."""
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: scratch.init_encoder(config, key), jax.random.key(0))
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: (
       deviation * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')

@@ -20,7 +20,8 @@ import pytest
 
 from dprjax import train
 from dprjax.base.errors import InputError
-from dprjax.models import artifact, encoder, hub
+from dprjax.models import artifact, hub
+from dprjax.models.adapters.prefix import keys_and_values
 from dprjax.retrieval import choosing, folder
 from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.text import seen, tokenizing
@@ -439,7 +440,7 @@ def test_starts_from_a_text(go, tmp_path):
   assert len(tokens) < length
   np.testing.assert_allclose(
     query,
-    encoder.keys_and_values(backbone.config, backbone.params, np.resize(tokens, length)),
+    keys_and_values(backbone.config, backbone.params, np.resize(tokens, length)),
     atol=1e-5,
   )
 

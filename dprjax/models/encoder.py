@@ -11,7 +11,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
@@ -21,9 +20,10 @@ from dprjax.models.layers import Scanned, Shared
 from dprjax.models.reach import padding_bias
 
 
-def _stack(
+def stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
+  """The module of stacked layers; called with hidden states and `inputs`."""
   layer = config.family.layer
   if options.remat:
     # If both were unrolled, the compiler would merge recomputed layers with the first ones.
@@ -39,33 +39,7 @@ def _stack(
   return scanned(options.apply_dropout(config), options, deterministic)
 
 
-def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
-  """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, scales 1."""
-  x, tokens = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1), jnp.int32)
-  stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
-  inputs = _inputs(config, num_layers, tokens, tokens == 0, BARE)
-  return jax.jit(stack.init)(key, x, *inputs)['params']
-
-
-def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of an encoder, as ``init_layers``."""
-  embeddings_key, layers_key = jax.random.split(key)
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  family = config.family
-  embeddings = jax.jit(family.embeddings(config, jnp.float32, True).init)(
-    embeddings_key, tokens, tokens, tokens
-  )['params']
-  params = {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
-  if family.relative is not None:
-    module = family.relative(config)
-    params['relative'] = module.init(jax.random.fold_in(embeddings_key, 1), 1)['params']
-  if family.final is not None:
-    x = jnp.zeros((1, 1, config.hidden_size), jnp.float32)
-    params['final'] = jax.jit(family.final(config, jnp.float32).init)(embeddings_key, x)['params']
-  return params
-
-
-def _inputs(
+def inputs(
   config: EncoderConfig, num_layers: int, tokens: Array, mask: Array, adapter: Adapter
 ) -> tuple[Scanned, Shared]:
   length, shift = tokens.shape[1], adapter.shift_positions()
@@ -87,7 +61,7 @@ def _inputs(
   )
 
 
-def _embed(
+def embed_tokens(
   config: EncoderConfig,
   params: Mapping[str, Any],
   tokens: Array,
@@ -97,12 +71,13 @@ def _embed(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> tuple[Any, Scanned, Shared]:
+  """The states before the first layer, and the `inputs` of layers."""
   adapter = BARE if adapter is None else adapter
   if options.prompt_dropout and dropout_key is not None:
     key = jax.random.fold_in(dropout_key, 1)
     adapter = adapter.drop_examples(options.prompt_dropout, key, len(tokens))
   adapter = adapter.at(config, tokens)
-  scanned, shared = _inputs(config, config.num_layers, tokens, mask, adapter)
+  scanned, shared = inputs(config, config.num_layers, tokens, mask, adapter)
   if config.family.relative is not None:
     module, length = config.family.relative(config), tokens.shape[1]
     bias: Any = module.apply({'params': params['relative']}, length)
@@ -131,7 +106,7 @@ def _run(
   dropout_key: Array | None,
 ) -> Array:
   count = jax.tree.leaves(layers)[0].shape[0]
-  x, _ = _stack(config, count, options, dropout_key is None).apply(
+  x, _ = stack(config, count, options, dropout_key is None).apply(
     {'params': layers}, hidden.astype(options.dtype), scanned, shared, rngs=_rngs(dropout_key)
   )
   assert isinstance(x, jax.Array)  # the annotation of apply also allows mutable collections
@@ -150,7 +125,7 @@ def encode_layers(
   """Runs hidden states through stacked layers, such as those of a head, without an adapter."""
   count = jax.tree.leaves(layers)[0].shape[0]
   tokens = jnp.full(mask.shape, -1, jnp.int32)  # none of them is padding
-  scanned, shared = _inputs(config, count, tokens, mask, BARE)
+  scanned, shared = inputs(config, count, tokens, mask, BARE)
   return _run(config, layers, scanned, hidden, shared, options, dropout_key)
 
 
@@ -180,7 +155,9 @@ def encode(
     The hidden states of the last layer, float32.
   """
   first, second = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-  x, scanned, shared = _embed(config, params, tokens, mask, adapter, token_types, options, first)
+  x, scanned, shared = embed_tokens(
+    config, params, tokens, mask, adapter, token_types, options, first
+  )
   x = _run(config, params['layers'], scanned, x, shared, options, second)
   return _finish(config, params, x, options)
 
@@ -199,7 +176,9 @@ def encode_early_late(
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
   """The states after ``split`` layers and after all layers (Condenser, Eqs. 6 and 7), float32."""
   keys = (None,) * 3 if dropout_key is None else tuple(jax.random.split(dropout_key, 3))
-  x, scanned, shared = _embed(config, params, tokens, mask, adapter, token_types, options, keys[0])
+  x, scanned, shared = embed_tokens(
+    config, params, tokens, mask, adapter, token_types, options, keys[0]
+  )
 
   def run(part: slice, x: Array, key: Array | None) -> Array:
     layers, own = jax.tree.map(lambda leaf: leaf[part], (params['layers'], scanned))
@@ -219,43 +198,6 @@ def _finish(
   return hidden.astype(jnp.float32)
 
 
-def keys_and_values(
-  config: EncoderConfig, params: Mapping[str, Any], tokens: Int[np.ndarray, ' T']
-) -> Float[np.ndarray, 'L 2 T N D']:
-  """Keys (index 0) and values of a text in each layer, float32, in the form used by attention.
-
-  Keys have passed their norm and the rotation by positions, which count from 0.
-
-  Args:
-    params: as for ``encode``, or on disk; one layer at a time is read from there.
-  """
-  rows = jnp.asarray(tokens, jnp.int32)[None]
-  first = {
-    name: jax.tree.map(np.asarray, params[name])
-    for name in ('embeddings', 'relative')
-    if name in params
-  }
-  x, scanned, shared = _embed(config, first, rows, jnp.ones(rows.shape, bool), BARE)
-  stack = _stack(config, 1, DEFAULT_OPTIONS, True)
-
-  @jax.jit
-  def run(layer, scanned, x, shared):
-    (x, _), kept = stack.apply({'params': layer}, x, scanned, shared, mutable=['intermediates'])
-    kept = kept['intermediates']['attention']
-    return x, [kept[name][0][0, 0] for name in ('keys', 'values')]
-
-  found = []
-  for layer in range(config.num_layers):
-
-    def own(leaf, layer=layer):
-      return leaf[(slice(layer, layer + 1), *(slice(None),) * (leaf.ndim - 1))]
-
-    x, made = run(jax.tree.map(own, params['layers']), jax.tree.map(own, scanned), x, shared)
-    found.append(jax.device_get(made))
-  shape = config.num_layers, 2, len(tokens), config.num_kv_heads, config.head_dim
-  return np.asarray(found, np.float32).reshape(shape)
-
-
 def first_token_attention(
   config: EncoderConfig,
   params: Mapping[str, Any],
@@ -265,8 +207,8 @@ def first_token_attention(
   adapter: Adapter | None = None,
 ) -> Float[Array, 'L B N S']:
   """Attention weights of the first token over S = P + T, prefix first."""
-  x, scanned, shared = _embed(config, params, tokens, mask, adapter)
-  _, kept = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
+  x, scanned, shared = embed_tokens(config, params, tokens, mask, adapter)
+  _, kept = stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']}, x, scanned, shared, mutable=['intermediates']
   )
   return kept['intermediates']['attention']['first_token'][0]

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base import tree
 from dprjax.base.errors import InputError
-from dprjax.models import encoder, layers, pooling
+from dprjax.models import encoder, layers, pooling, scratch
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
 from dprjax.models.layers import ACTIVATIONS
@@ -24,7 +24,7 @@ LABELS = (1, 2)  # of a classifier
 
 
 def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of a masked-LM head, float32, as BERT starts (see ``encoder.init_layers``).
+  """Fresh parameters of a masked-LM head, float32, as BERT starts (see ``scratch.init_layers``).
 
   Returns:
     ``dense`` (``kernel`` [H, E], ``bias`` [E]), ``norm`` (``scale``, ``bias`` [E]) and ``bias``
@@ -87,7 +87,7 @@ def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) 
       f'{config.model_type} models normalise only their last states, so they cannot have a '
       'Condenser head; set config.pretrain.head_layers=0'
     )
-  return encoder.init_layers(config, num_layers, key)
+  return scratch.init_layers(config, num_layers, key)
 
 
 def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[str, Any]:

@@ -4,15 +4,43 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from dprjax.base.errors import InputError
+from dprjax.models import encoder
 from dprjax.models import family as families
-from dprjax.models.encoder import init_encoder
-from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.adapter import BARE
+from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig
 
 # Layers and hidden size (Turc et al., 2019). The head size is 64, the MLP width 4 H.
 SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
+
+
+def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
+  """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, scales 1."""
+  x, tokens = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1), jnp.int32)
+  stack = encoder.stack(config, num_layers, DEFAULT_OPTIONS, True)
+  inputs = encoder.inputs(config, num_layers, tokens, tokens == 0, BARE)
+  return jax.jit(stack.init)(key, x, *inputs)['params']
+
+
+def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
+  """Fresh parameters of an encoder, as ``init_layers``."""
+  embeddings_key, layers_key = jax.random.split(key)
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  family = config.family
+  embeddings = jax.jit(family.embeddings(config, jnp.float32, True).init)(
+    embeddings_key, tokens, tokens, tokens
+  )['params']
+  params = {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
+  if family.relative is not None:
+    module = family.relative(config)
+    params['relative'] = module.init(jax.random.fold_in(embeddings_key, 1), 1)['params']
+  if family.final is not None:
+    x = jnp.zeros((1, 1, config.hidden_size), jnp.float32)
+    params['final'] = jax.jit(family.final(config, jnp.float32).init)(embeddings_key, x)['params']
+  return params
 
 
 def init_params(config: EncoderConfig, key: Array) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from jax.experimental import topologies
 from dprjax.base import mesh, tree
 from dprjax.base.errors import InputError, error_line
 from dprjax.encoding import embedder
-from dprjax.models import encoder, encoder_config
+from dprjax.models import encoder_config, scratch
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.planning import backbones, targets
@@ -106,7 +106,7 @@ class Experiment:
     def init(key: jax.Array) -> dict[str, Any]:
       # Heads required by a method are in the backbone directory.
       heads = {name: Head(HEADS[name].init(shape, key)) for name in method.needs}
-      weights = encoder.init_encoder(shape, key)
+      weights = scratch.init_encoder(shape, key)
       return self.model.init(methods.Parts(weights, heads, text=self.batch.parts), key)
 
     self.params = tree.flatten(jax.eval_shape(init, jax.random.key(0)))

@@ -14,7 +14,7 @@ import safetensors.numpy
 from dprjax.base import mesh as meshes
 from dprjax.base import tree
 from dprjax.exports import prompt_folders
-from dprjax.models import encoder, heads, hub, model_folders
+from dprjax.models import encoder, heads, hub, model_folders, scratch
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
@@ -154,7 +154,7 @@ def test_fresh_parameters_are_those_of_the_checkpoint(name, golden):
   devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   for shape in (family.read_config(config),):
     params = tree.flatten(
-      jax.eval_shape(lambda key, shape=shape: encoder.init_encoder(shape, key), jax.random.key(0))
+      jax.eval_shape(lambda key, shape=shape: scratch.init_encoder(shape, key), jax.random.key(0))
     )
     stored = {}
     for tensor in family.tensors(shape):

@@ -34,7 +34,7 @@ def extension(monkeypatch):
 
 def draw(config, seed=0):
   rng = np.random.default_rng(seed)
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: scratch.init_encoder(config, key), jax.random.key(0))
   return jax.tree.map(
     lambda leaf: (0.4 * rng.standard_normal(leaf.shape) + (leaf.ndim == 1)).astype(np.float32),
     shapes,

@@ -14,7 +14,7 @@ from dprjax.models import artifact, encoder, hub, model_folders, rotary
 from dprjax.models import family as families
 from dprjax.models import pooling as poolings
 from dprjax.models.adapters.prefix import ADAPTER as PREFIX
-from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.adapters.prefix import Prefix, keys_and_values
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.families import llama
 from dprjax.training import dual_encoder
@@ -208,7 +208,7 @@ def test_twice_the_keys_and_values_of_a_text_are_that_text(name, load):
   """Where tokens see all others, a second copy of each key changes no weighted mean."""
   arrays, backbone = load(name)
   config, text = wide(backbone.config), arrays['tokens'][0, :9]
-  start = Prefix(encoder.keys_and_values(config, backbone.params, text))
+  start = Prefix(keys_and_values(config, backbone.params, text))
   plain, found = (
     encode(config, backbone.params, text[None], text[None] >= 0, adapter=adapter)
     for adapter in (None, start)

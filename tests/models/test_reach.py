@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import encoder, reach
+from dprjax.models import encoder, reach, scratch
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
@@ -50,7 +50,7 @@ def run(golden):
       )
       return jnp.sum(jnp.sin(hidden) * mask[:, :, None].astype(np.float32)), hidden
 
-    params = encoder.init_encoder(config, jax.random.key(1))
+    params = scratch.init_encoder(config, jax.random.key(1))
     (_, hidden), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(
       params, vectors
     )
@@ -102,7 +102,7 @@ def test_a_gradient_needs_no_scores_of_all_pairs():
   def loss(params, tokens):
     return jnp.sum(encoder.encode(config, params, tokens, tokens > 0))
 
-  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: scratch.init_encoder(config, key), jax.random.key(0))
   tokens = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
   compiled = jax.jit(jax.grad(loss)).lower(shapes, tokens).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < 4 * config.num_heads * 2048**2 / 2

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from dprjax.base.errors import InputError
 from dprjax.base.reading import convert
 from dprjax.models import encoder
-from dprjax.models.adapter import Adapter, AdapterTraining, Kind, Peft
+from dprjax.models.adapter import BARE, Adapter, AdapterTraining, Kind, Peft
+from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig
 
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = 'prompt_embeddings'
@@ -125,11 +126,48 @@ def of_text(
   positions before the first token. Under causal attention, states equal those of the joined texts,
   as far as windows reach.
   """
-  vectors = encoder.keys_and_values(model, params, tokens)
+  vectors = keys_and_values(model, params, tokens)
   turn = model.family.turn_keys
   if turn is not None and not config.prompt.shift_positions:
     vectors[:, 0] = turn(model, vectors[:, 0], -len(tokens))
   return {'prefix': vectors}
+
+
+def keys_and_values(
+  config: EncoderConfig, params: Mapping[str, Any], tokens: Int[np.ndarray, ' T']
+) -> Float[np.ndarray, 'L 2 T N D']:
+  """Keys (index 0) and values of a text in each layer, float32, in the form used by attention.
+
+  Keys have passed their norm and the rotation by positions, which count from 0.
+
+  Args:
+    params: as for ``encoder.encode``, or on disk; one layer at a time is read from there.
+  """
+  rows = jnp.asarray(tokens, jnp.int32)[None]
+  first = {
+    name: jax.tree.map(np.asarray, params[name])
+    for name in ('embeddings', 'relative')
+    if name in params
+  }
+  x, scanned, shared = encoder.embed_tokens(config, first, rows, jnp.ones(rows.shape, bool), BARE)
+  stack = encoder.stack(config, 1, DEFAULT_OPTIONS, True)
+
+  @jax.jit
+  def run(layer, scanned, x, shared):
+    (x, _), kept = stack.apply({'params': layer}, x, scanned, shared, mutable=['intermediates'])
+    kept = kept['intermediates']['attention']
+    return x, [kept[name][0][0, 0] for name in ('keys', 'values')]
+
+  found = []
+  for layer in range(config.num_layers):
+
+    def own(leaf, layer=layer):
+      return leaf[(slice(layer, layer + 1), *(slice(None),) * (leaf.ndim - 1))]
+
+    x, made = run(jax.tree.map(own, params['layers']), jax.tree.map(own, scanned), x, shared)
+    found.append(jax.device_get(made))
+  shape = config.num_layers, 2, len(tokens), config.num_kv_heads, config.head_dim
+  return np.asarray(found, np.float32).reshape(shape)
 
 
 def load(meta: Mapping[str, Any], vectors: Float[np.ndarray, 'L 2 P N D']) -> Prefix:

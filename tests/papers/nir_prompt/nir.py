@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from dprjax.base import tree
-from dprjax.models import encoder, heads
+from dprjax.models import heads, scratch
 from dprjax.models.artifact import Prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
@@ -42,7 +42,7 @@ def make_parts(model):
     )
 
   head = Head(draw(heads.init_mlm_head), {})
-  return Parts(draw(encoder.init_encoder), {'mlm': head}, sha256=SHA)
+  return Parts(draw(scratch.init_encoder), {'mlm': head}, sha256=SHA)
 
 
 def make_config(method, tasks=('dialogue', 'qa'), **changes):
