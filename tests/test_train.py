@@ -13,25 +13,22 @@ import sys
 import threading
 import time
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dprjax import train
 from dprjax.base.errors import InputError
+from dprjax.exports import exporting
 from dprjax.models import artifact, hub
 from dprjax.models.adapters.prefix import keys_and_values
 from dprjax.retrieval import choosing, folder
 from dprjax.retrieval.choosing import BM25, Candidate
 from dprjax.text import seen, tokenizing
 from dprjax.text.qrels import read_qrels
-from dprjax.training import baseline, checkpoint, choice, updates
+from dprjax.training import baseline, checkpoint, choice
 from dprjax.training import config as configs
-from dprjax.training import method as methods
 from dprjax.training import workdir as workdirs
-from tests import devices
-from tests.options import with_options
+from tests import beir, devices
 from tests.refusals import command_refused, named_in
 from tests.workdirs import (
   assert_backbone_moved,
@@ -307,32 +304,6 @@ def test_early_stopping_is_remembered(go, tmp_path):
   )
 
 
-def test_the_average_equals_numpy():
-  ema, interpolate = 0.4, 0.75
-
-  def loss(params, batch, key):
-    value = jnp.sum(jnp.square(params['w'] - batch['x']))
-    return value, {}
-
-  optimizer = updates.make_optimizer(with_options(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
-  start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
-  copies = [jax.tree.map(jnp.copy, start) for _ in range(2)]
-  layout = updates.ParameterLayout(
-    {'w': np.dtype('float32')}, {}, frozenset({'w'}), optimizer, None, ema, interpolate
-  )
-  state = updates.State(start, optimizer.init(start), *copies)
-  method = methods.Model(None, loss, None, {})
-  update = updates.make_update(method, layout)
-  begin = average = np.array([0.5, -2.0])
-  for step in range(1, 13):
-    state, _ = update(state, {}, {'x': jnp.ones(2, jnp.float32)}, jax.random.key(0), step)
-    decay = min(ema, (1 + step) / (10 + step))  # 0.4 from step 5 on
-    average = decay * average + (1 - decay) * np.asarray(state.trainable['w'], np.float64)
-    scored = (1 - interpolate) * begin + interpolate * average
-    np.testing.assert_allclose(state.average['w'], scored, rtol=1e-6)
-  assert state.model is state.average and (state.average['w'] != state.trainable['w']).all()
-
-
 @pytest.mark.slow
 def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   go, command, trained, monkeypatch, tmp_path
@@ -448,9 +419,6 @@ def test_starts_from_a_text(go, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures('alone')
 def test_starts_from_a_prompt(go, trained, tmp_path):
-  from dprjax.exports import exporting
-  from dprjax.models import artifact
-
   start = artifact.load_prompt(exporting.export(trained, tmp_path / 'first.npz', force=True))
   start.queries.update(seen.join(start.queries, {'train': seen.hashes(['an earlier query'])}))
   artifact.save_prompt(tmp_path / 'start.npz', start)
@@ -531,9 +499,6 @@ def test_options_that_cannot_be(go, tmp_path, flags, words):
 
 
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
-  from dprjax.exports import exporting
-  from dprjax.models import artifact
-
   prompt = artifact.load_prompt(exporting.export(trained, tmp_path / 'right.npz', force=True))
   artifact.save_prompt(
     tmp_path / 'wrong.npz',
@@ -562,22 +527,13 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, monkeypatch):
   assert len(lines) == 1 and lines[0].startswith('dprjax: error: interrupted')
 
 
-def write_found(folder, count):
-  """Queries that are their passages: every encoder finds them."""
-  (folder / 'qrels').mkdir(parents=True)
-  texts = {f'{i}': f'passage {i} about {i * i}' for i in range(count)}
-  for name in ('corpus', 'queries'):
-    lines = (json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in texts.items())
-    (folder / f'{name}.jsonl').write_text(''.join(lines))
-  rows = ''.join(f'{id_}\t{id_}\t1\n' for id_ in texts)
-  (folder / 'qrels' / 'train.tsv').write_text(f'query-id\tcorpus-id\tscore\n{rows}')
-
-
 @pytest.mark.slow
 def test_nothing_is_trained_where_nothing_is_left_to_gain(command, trained, tmp_path):
   from dprjax import export
 
-  write_found(tmp_path / 'text', 40)
+  # Queries that are their passages: every encoder finds them.
+  texts = {f'{i}': f'passage {i} about {i * i}' for i in range(40)}
+  beir.write(tmp_path / 'text', texts, texts, train={id_: [id_] for id_ in texts})
   run = tmp_path / 'run'
   flags = [
     f'--config={ROOT}/configs/dptdr.py:beir,query',

@@ -6,6 +6,7 @@ import pytest
 
 from dprjax.base import tree
 from dprjax.training import config as configs
+from dprjax.training import method as methods
 from dprjax.training import updates
 from tests.refusals import refused
 
@@ -101,3 +102,29 @@ def test_an_uncovered_name_is_an_error():
     updates.make_optimizer(
       settings(learning_rate_rules=(('backbone/.*', 1.0),)), list(PARAMS), TRAINABLE, 10
     )
+
+
+def test_the_average_equals_numpy():
+  ema, interpolate = 0.4, 0.75
+
+  def loss(params, batch, key):
+    value = jnp.sum(jnp.square(params['w'] - batch['x']))
+    return value, {}
+
+  optimizer = updates.make_optimizer(settings(warmup=0.0), ['w'], {'w'}, 20)
+  start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
+  copies = [jax.tree.map(jnp.copy, start) for _ in range(2)]
+  layout = updates.ParameterLayout(
+    {'w': np.dtype('float32')}, {}, frozenset({'w'}), optimizer, None, ema, interpolate
+  )
+  state = updates.State(start, optimizer.init(start), *copies)
+  method = methods.Model(None, loss, None, {})
+  update = updates.make_update(method, layout)
+  begin = average = np.array([0.5, -2.0])
+  for step in range(1, 13):
+    state, _ = update(state, {}, {'x': jnp.ones(2, jnp.float32)}, jax.random.key(0), step)
+    decay = min(ema, (1 + step) / (10 + step))  # 0.4 from step 5 on
+    average = decay * average + (1 - decay) * np.asarray(state.trainable['w'], np.float64)
+    scored = (1 - interpolate) * begin + interpolate * average
+    np.testing.assert_allclose(state.average['w'], scored, rtol=1e-6)
+  assert state.model is state.average and (state.average['w'] != state.trainable['w']).all()
