@@ -1,17 +1,16 @@
-"""The report on experiments/small_labels.py, from its ledger: the chooser, tables, a figure.
+"""The report on experiments/small_labels.py, from its ledger: tables and a figure.
 
-The chooser of a source has the prior of the other sources only. It is compared with rules that a
-user could follow instead. Means are over sources: first over the settings of each.
+Means are over sources: first over the settings of each.
 """
 
 import collections
-from typing import NamedTuple
 
 import numpy as np
 import scipy.special
 
 import charts
 import gain_sets
+import small_choices
 import small_sets
 import trials
 from dprjax.base.counts import counted
@@ -34,7 +33,6 @@ LABELS = {
 }
 CHOOSER = 'chooser'
 FUSED = Candidate(FROZEN.model, fused=True)
-OFFERED = ('bm25', 'linear', 'query', 'both', 'lora')  # `dprjax train` does not move passages
 
 # Ways that the report on another encoder compares.
 COMPARED = (
@@ -43,117 +41,6 @@ COMPARED = (
   ('query-text', 'query', 'A text above random numbers as the start of a prompt for queries'),
   ('both-text', 'both', 'A text above random numbers as the start of a prompt for both sides'),
 )
-
-
-class Setting(NamedTuple):
-  """One source, number of training queries and seed.
-
-  Attributes:
-    held: by candidate, nDCG@10 of the training queries, NaN where it was trained on them.
-    tested: by candidate, nDCG@10 of the test queries.
-    recall: R@100 of the test queries, of some candidates.
-    lines: of the ledger, by way.
-  """
-
-  source: str
-  count: int
-  seed: int
-  held: dict
-  tested: dict
-  recall: dict
-  lines: dict
-
-  @property
-  def name(self):
-    return f'{self.source}-{self.count}'
-
-  def gain(self, candidate):
-    """A value of each test query."""
-    return self.tested[candidate] - self.tested[FROZEN]
-
-
-def read(lines):
-  """The settings of a ledger that have the frozen encoder."""
-  found = collections.defaultdict(dict)
-  for line in lines:
-    setting, _, way = line['run'].partition('/')
-    if 'views' in line:
-      found[(*setting.rsplit('-', 1), line['seed'])][way] = line
-  made = []
-  for (source, count, seed), ways in found.items():
-    if 'frozen' not in ways:
-      continue
-    held, tested, recall = {}, {}, {}
-    for way, line in ways.items():
-      views = {name: np.array(values, float) for name, values in line['views'].items()}
-      for half in ('', 'half '):
-        for fused in ('', 'fused '):
-          if f'{half}{fused}held' not in views:
-            continue
-          candidate = Candidate(way, 0.5 if half else 1.0, bool(fused))
-          own = views[f'{half}{fused}held']
-          if line['held'] != 'all':
-            whole = np.full(int(count), np.nan)
-            whole[line['held']] = own
-            own = whole
-          tested[candidate] = views[f'{half}{fused}nDCG@10']
-          # With a weight of 0 or 1 it is only the way or BM25, and no candidate.
-          if not fused or 0 < views[f'{half}fused weights'][0] < 1:
-            held[candidate] = own
-          if not half:
-            recall[candidate] = views[f'{fused}R@100']
-    made.append(Setting(source, int(count), seed, held, tested, recall, ways))
-  order = {name: place for place, name in enumerate(small_sets.SOURCES)}
-  return sorted(made, key=lambda one: (order[one.source], one.count, one.seed))
-
-
-def error(values):
-  """The squared standard error of a mean."""
-  return np.var(values, ddof=1) / len(values) if len(values) > 1 else 0.1**2
-
-
-def prior(settings):
-  """`choosing.PRIOR` by moments: over sources, minus the part that single queries explain."""
-  by_source = collections.defaultdict(list)
-  for one in settings:
-    for candidate, held in one.held.items():
-      if candidate in (FROZEN, BM25) or candidate.step != 1:
-        continue  # plain BM25 is too far from the others to share their spread
-      gain, known = one.gain(candidate), held - one.held[FROZEN]
-      known = known[~np.isnan(known)]
-      by_source[one.source].append((gain.mean(), error(gain), known.mean(), error(known)))
-  own = [np.array(some) for some in by_source.values()]  # moments weigh sources alike
-  spread = np.mean([np.mean(some[:, 0] ** 2 - some[:, 1]) for some in own])
-  noise = np.mean(
-    [np.mean((some[:, 0] - some[:, 2]) ** 2 - some[:, 1] - some[:, 3]) for some in own]
-  )
-  return choosing.Prior(float(np.sqrt(max(spread, 0.02**2))), float(np.sqrt(max(noise, 0.005**2))))
-
-
-def candidates(one, half=True, ways=None):
-  """The input of the chooser for a setting."""
-  return {
-    name: held
-    for name, held in one.held.items()
-    if (half or name.step == 1) and (ways is None or name == FROZEN or name.model in ways)
-  }
-
-
-def choices(settings, **options):
-  """{setting: choice}, each by the prior of the other sources."""
-  found = {}
-  for one in settings:
-    others = [other for other in settings if other.source != one.source]
-    known = prior(others) if others else choosing.PRIOR
-    found[id(one)] = choosing.choose(candidates(one, **options), prior=known)
-  return found
-
-
-def largest(one, **options):
-  """The candidate with the best held-out mean: no shrinkage."""
-  own = candidates(one, **options)
-  gains = {name: np.nanmean(values - own[FROZEN]) for name, values in own.items()}
-  return max(gains, key=gains.get)
 
 
 def over_sources(settings, values):
@@ -198,23 +85,6 @@ def shown(interval):
   return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}]'
 
 
-def rules_of(settings):
-  """({rule: function from a setting to its candidate}, the choices of the chooser)."""
-  chosen = choices(settings)
-  whole = choices(settings, half=False)
-  offered = choices(settings, half=False, ways=OFFERED)
-  rules = {
-    'frozen with BM25, always': lambda one: Candidate('frozen', fused=True),
-    'linear map with BM25, always': lambda one: Candidate('linear', fused=True),
-    'the best held-out mean': largest,
-    'the chooser, of what `:beir,thorough` offers': lambda one: offered[id(one)].candidate,
-    'the chooser, without half steps': lambda one: whole[id(one)].candidate,
-    'the chooser': lambda one: chosen[id(one)].candidate,
-    'the best with hindsight': lambda one: max(one.tested, key=lambda c: one.tested[c].mean()),
-  }
-  return rules, chosen
-
-
 def rule_rows(rules, settings):
   """Gains of rules: their table, and the means of the settings by rule."""
   rows, found = [], {}
@@ -250,7 +120,7 @@ def calibration(settings, chosen):
         estimate, gain = chosen[id(one)].estimates[name], one.gain(name)
         predicted.append(estimate.expected)
         real.append(gain.mean())
-        wide = 1.96 * np.sqrt(estimate.deviation**2 + error(gain))
+        wide = 1.96 * np.sqrt(estimate.deviation**2 + small_choices.error(gain))
         inside.append(abs(gain.mean() - estimate.expected) <= wide)
         losses.append(estimate.loss)
         lost.append(gain.mean() < -choosing.LOSS)
@@ -482,8 +352,8 @@ def draw(settings, chosen, path):
 
 def show(out, data, docs):
   """Prints and writes everything; with ``docs`` puts it there."""
-  settings = read(trials.ledger(out))
-  rules, chosen = rules_of(settings)
+  settings = small_choices.read(trials.ledger(out))
+  rules, chosen = small_choices.rules_of(settings)
   table, found = rule_rows(rules, settings)
   goals = goal_lines(settings, found)
   fresh = [one for one in settings if one.source in small_sets.FRESH]
@@ -522,7 +392,7 @@ def show(out, data, docs):
   lines = [line for one in settings for line in one.lines.values()]
   commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
   parts.append(f'{len(lines)} runs, {len(settings)} settings; commit {commits}.\n')
-  known = prior(settings)
+  known = small_choices.prior(settings)
   parts.append(f'The prior of all sources: spread {known.spread:.3f}, noise {known.noise:.3f}.\n')
   made = '\n'.join(parts)
   trials.write(out / 'results.md', made)
@@ -544,8 +414,11 @@ def show(out, data, docs):
 
 def show_other(out, data, docs, encoder):
   """The same of another encoder, in short; its chooser has the prior of MiniLM."""
-  settings = read(trials.ledger(out))
-  chosen = {id(one): choosing.choose(candidates(one), prior=choosing.PRIOR) for one in settings}
+  settings = small_choices.read(trials.ledger(out))
+  chosen = {
+    id(one): choosing.choose(small_choices.candidates(one), prior=choosing.PRIOR)
+    for one in settings
+  }
   claims = []
   for above, below, claim in COMPARED:
     pairs = [one for one in settings if {Candidate(above), Candidate(below)} <= one.tested.keys()]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gain_sets
+import small_choices
 import small_labels
 import small_tables
 from dprjax.base.ranking import ranked
@@ -83,12 +84,12 @@ def test_the_chooser_of_a_source_knows_the_other_sources():
       line(f'{source}-50/nudge', own, own, fused=own),
       line(f'{source}-50/lora', own[:10] + 0.05, own - 0.05, rows=list(range(10))),
     ]
-  settings = small_tables.read(lines)
+  settings = small_choices.read(lines)
   assert [one.name for one in settings] == ['scifact-50', 'qnli-50', 'sick-50']
   held = settings[0].held[Candidate('lora')]
   assert np.isnan(held[10:]).all() and not np.isnan(held[:10]).any()
-  assert small_tables.prior(settings).spread > 0.02
-  cheap = small_tables.choices(settings, ways={'frozen', 'bm25', 'linear'})
+  assert small_choices.prior(settings).spread > 0.02
+  cheap = small_choices.choices(settings, ways={'frozen', 'bm25', 'linear'})
   chosen = [cheap[id(one)].candidate for one in settings]
   assert chosen == [Candidate('frozen', fused=True)] * 2 + [FROZEN]
   gains = [one.gain(name) for one, name in zip(settings, chosen, strict=True)]
