@@ -35,24 +35,18 @@ Runs, seeds, the ledger (experiments/ledgers/pretraining.jsonl) and `--part` are
 experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
 """
 
-import bz2
 import collections
 import dataclasses
 import functools
-import hashlib
 import json
-import re
-import shutil
 import tempfile
-from typing import NamedTuple
 
 import jax
 import numpy as np
-import scipy.special
 
 import charts
 import evaluation
-import gain_sets
+import pretraining_sets
 import systems
 import trials
 from dprjax import Retriever
@@ -64,154 +58,22 @@ from dprjax.papers.condenser import segments, views
 from dprjax.papers.condenser.segments import read_documents
 from dprjax.retrieval import figures
 from dprjax.text import tokenizing, vocabularies
-from lab import inspection, measures, mediawiki, sections, sts
-from lab.similarity import spearman_values
-
-
-class Method(NamedTuple):
-  """A pretraining of a backbone: a label, a recipe of configs/, and differences from it."""
-
-  label: str
-  recipe: str
-  options: tuple[str, ...] = ()
-
-
-ALONE = ('pretrain.contrast_weight=0.0',)
-METHODS = {
-  'mlm': Method('masked LM', 'condenser.py:mlm'),
-  'mlm-sentence': Method('masked LM, sentences', 'rip.py:sentence', ALONE),
-  'mlm-span': Method('masked LM, spans', 'rip.py:span', ALONE),
-  'rip-sentence': Method('RIP, sentences', 'rip.py:sentence'),
-  'rip-span': Method('RIP, spans', 'rip.py:span'),
-  'cocondenser-sentence': Method('coCondenser, sentences', 'condenser.py:cocondenser,sentence'),
-  'cocondenser-span': Method('coCondenser, spans', 'condenser.py:cocondenser'),
-  'condenser': Method('Condenser', 'condenser.py:condenser'),
-  'ict': Method('ICT', 'condenser.py:ict'),
-}
-START = 'start'
-LABELS = {START: 'start'} | {key: one.label for key, one in METHODS.items()}
-POOLINGS = ('cls', 'mean')
-RATES = (1e-4, 3e-4, 1e-3)  # of whole backbones
-PROMPT_RATES = (3e-2, 0.1, 0.3)
-# Small encoders that know little rise late.
-LONGER = (*systems.PLAIN, 'steps=600', 'eval.patience=4')
-TUNED = {  # trainings: learning rates, options
-  'zero': ((), ('prompt.length=0',)),
-  'dpt': (PROMPT_RATES, LONGER),
-  'ft': (
-    RATES,
-    (*LONGER, *systems.FINE_TUNED),
-  ),
-}
-KINDS = {'zero': 'zero-shot', 'dpt': 'DPT', 'ft': 'FT'}
-SETS = {
-  'scifact': gain_sets.Setting('scifact', 809),
-  'scifact-long': gain_sets.Setting('scifact', 809),
-  'medquad': gain_sets.Setting('medquad-large', 2000),
-  'medquad-even': gain_sets.Setting('medquad-even', 2000),
-  'medquad-100': gain_sets.Setting('medquad-large', 100),
-  'medquad-1000': gain_sets.Setting('medquad-large', 1000),
-  'stsb-500': gain_sets.Setting('stsb', 500),
-  'stsb-1000': gain_sets.Setting('stsb', 1000),
-  'sections-1000': gain_sets.Setting('sections', 1000),
-}
-EVEN = 'medquad-even'  # all texts as long as spans; zero-shot only
-LONG, UPDATES = 'scifact-long', 1200  # fine-tuning of so many updates, whatever they gain
-WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
-# Sources that are not retrieval.
-SENTENCES = {
-  name: trials.ROOT / 'experiments' / 'lab' / 'configs' / f'{name}.py'
-  for name in ('stsb', 'sections')
-}
-TESTED = 0.3  # of Wikipedia articles
-LOOKED_AT = 1000  # texts, at most
-SHIFTED = 'medquad'  # the set for the change of attention by fine-tuning
-
-UNITS = ('sentence', 'span')
-# (claim, its method, the one that it is above), whatever is trained
-CROSSED = (
-  *(
-    (f'D6: sentences above spans, {said}', f'{loss}-sentence', f'{loss}-span')
-    for said, loss in (('coCondenser', 'cocondenser'), ('RIP', 'rip'))
-  ),
-  *(
-    (f'D7: {said}, {unit}s', f'{ours}-{unit}', f'{theirs}-{unit}')
-    for said, ours, theirs in (
-      ('RIP above coCondenser', 'rip', 'cocondenser'),
-      ('RIP above masked LM', 'rip', 'mlm'),
-      ('coCondenser above masked LM', 'cocondenser', 'mlm'),
-    )
-    for unit in UNITS
-  ),
+from lab import inspection, mediawiki, statistics
+from pretraining_sets import EVEN, LONG, LOOKED_AT, SENTENCES, SETS, SHIFTED, UPDATES, WHOLE
+from pretraining_systems import (
+  CLAIMS,
+  KINDS,
+  LABELS,
+  LOOKS,
+  METHODS,
+  POOLINGS,
+  SHIFTS,
+  START,
+  TUNED,
+  WAYS,
+  alone,
+  way,
 )
-LOW = ('medquad-100', 'medquad-1000')
-# (claim, its method, the one that it is above, the training, the sets)
-CLAIMS = (
-  *((*one, kind, WHOLE) for kind in KINDS for one in CROSSED),
-  *((*one, 'ft', (LONG,)) for one in CROSSED),
-  (
-    'D6, one length: coCondenser',
-    'cocondenser-sentence',
-    'cocondenser-span',
-    'zero',
-    (EVEN,),
-  ),
-  ('D6, one length: RIP', 'rip-sentence', 'rip-span', 'zero', (EVEN,)),
-  ('C1: Condenser above masked LM, 500 pairs', 'condenser', 'mlm', 'ft', ('stsb-500',)),
-  ('C1: Condenser above masked LM, 1,000 pairs', 'condenser', 'mlm', 'ft', ('stsb-1000',)),
-  ('C2: Condenser above masked LM, sections', 'condenser', 'mlm', 'ft', ('sections-1000',)),
-  ('C3: Condenser above masked LM, few queries', 'condenser', 'mlm', 'ft', LOW),
-  ('C3: Condenser above masked LM, all queries', 'condenser', 'mlm', 'ft', WHOLE),
-  ('C4: ICT above Condenser, few queries', 'ict', 'condenser', 'ft', LOW),
-  ('C4: ICT above Condenser, all queries', 'ict', 'condenser', 'ft', WHOLE),
-)
-# (claim, the method whose measure is higher, and lower, without training; see `Experiment.look`)
-LOOKS = tuple(
-  (f'D8: {said}, {unit}s', f'{other}-{unit}', f'rip-{unit}', measure)
-  for said, other, measure in (
-    ('RIP better aligned than masked LM', 'mlm', 'raw alignment'),
-    ('RIP more uniform than masked LM', 'mlm', 'raw uniformity'),
-    ('RIP more uniform than coCondenser', 'cocondenser', 'raw uniformity'),
-  )
-  for unit in UNITS
-)
-# (claim, the method whose attention fine-tuning moves more, and less; see `Experiment.shift`)
-SHIFTS = (
-  ('C5: more after masked LM than after Condenser', 'mlm', 'condenser', 'shift'),
-  ('C5: more after masked LM than after ICT', 'mlm', 'ict', 'shift'),
-)
-
-
-def way(start, kind, pooling):
-  """The name of a system."""
-  return f'{start}.{kind}.{pooling}'
-
-
-def alone(start):
-  """Plain masked LM on the texts of a method."""
-  unit = start.rpartition('-')[2]
-  return f'mlm-{unit}' if unit in UNITS else 'mlm'
-
-
-def make(start, kind, pooling):
-  rates, options = TUNED[kind]
-  return systems.Way(
-    f'{LABELS[start]}, {KINDS[kind]}',
-    'dptdr.py:beir,both',
-    rates,
-    (*options, f'pooling={pooling}'),
-    keeps='',
-    start=start,
-    trained=kind != 'zero',
-  )
-
-
-WAYS = {
-  way(start, kind, pooling): make(start, kind, pooling)
-  for pooling in POOLINGS
-  for kind in TUNED
-  for start in LABELS
-}
 
 
 def parser():
@@ -396,7 +258,7 @@ class Experiment(systems.Runs):
         'entropy': by_layer(found.entropy.T),
         'scores': {
           'raw alignment': np.sum((queries.astype(np.float64) - passages) ** 2, axis=1),
-          'raw uniformity': uniformity_values(retriever.encode(texts.passages)),
+          'raw uniformity': statistics.uniformity_values(retriever.encode(texts.passages)),
         },
       }
 
@@ -449,11 +311,13 @@ class Experiment(systems.Runs):
     source, count = self.sets[name].source, self.sets[name].train
     folder = self.out / 'data' / name
     if source == 'stsb':
-      return few_pairs(self.source / 'stsb' / 'raw', folder, count)
+      return pretraining_sets.few_pairs(self.source / 'stsb' / 'raw', folder, count)
     if source == 'sections':
-      return split_dump(self.dump, self.out / 'data' / 'sections')
+      return pretraining_sets.split_dump(self.dump, self.out / 'data' / 'sections')
     if name == EVEN:
-      return repeat_texts(super().folder('medquad'), folder, self.args.text_length // 2)
+      return pretraining_sets.repeat_texts(
+        super().folder('medquad'), folder, self.args.text_length // 2
+      )
     return super().folder(name)
 
   def lengths(self, name):
@@ -502,7 +366,10 @@ class Experiment(systems.Runs):
       self.config(name, way, rate, seed),
       trained,
     )
-    measured = {'stsb': measure_pairs, 'sections': measure_sections}[source]
+    measured = {
+      'stsb': pretraining_sets.measure_pairs,
+      'sections': pretraining_sets.measure_sections,
+    }[source]
     return measured(self.folder(name), lambda texts: embed('query', texts))
 
   # Tables and figures.
@@ -676,89 +543,8 @@ def by_layer(entropies):
   return [round(float(value), 4) for value in entropies.mean(axis=0)]
 
 
-def uniformity_values(x, t=2):
-  """``statistics.uniformity`` plus the influence of each vector on it; their mean is uniformity.
-
-  A bootstrap of these values gives its interval, as of ``spearman_values``: a vector takes part in
-  n - 1 of the pairs (Hajek projection of a U-statistic, by its logarithm). Holds n x n numbers.
-  """
-  x = np.asarray(x, np.float64)
-  square = np.sum(x**2, axis=1)
-  exponent = -t * (square[:, None] + square[None, :] - 2 * (x @ x.T)).clip(0)
-  np.fill_diagonal(exponent, -np.inf)
-  own = scipy.special.logsumexp(exponent, axis=1) - np.log(len(x) - 1)
-  value = scipy.special.logsumexp(own) - np.log(len(x))
-  return value + 2 * (np.exp(own - value) - 1)
-
-
 def listed(values):
   return ', '.join(f'{value:.2f}' for value in values)
-
-
-def repeat_texts(source, folder, length):
-  """A folder with the queries and passages of another, each repeated until it has so many words."""
-  if not folder.exists():
-    with files.atomic_path(folder) as made:
-      shutil.copytree(source, made)
-      for path in (made / 'corpus.jsonl', made / 'queries.jsonl'):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        with path.open('w') as file:
-          for row in rows:
-            words = f'{row.pop("title", "")} {row["text"]}'.split()
-            times = -(-length // max(1, len(words)))
-            file.write(json.dumps(row | {'text': ' '.join(words * times)}) + '\n')
-  return folder
-
-
-def few_pairs(source, folder, count):
-  """A folder of so many training pairs, by a hash of their rows, and all dev and test pairs."""
-  if not (folder / 'test.jsonl').exists():
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in ('train', 'dev', 'test'):
-      pairs = sts.read_pairs(source / f'stsb-en-{split}.csv')
-      if split == 'train':
-        pairs = sorted(pairs, key=lambda pair: gain_sets.hashed('\n'.join(pair[:2])))[:count]
-      with files.atomic_write(folder / f'{split}.jsonl') as file:
-        for first, second, score in pairs:
-          row = {'sentence1': first, 'sentence2': second, 'score': score}
-          file.write(json.dumps(row) + '\n')
-  return folder
-
-
-def split_dump(dump, folder):
-  """A folder of two dumps, train.xml.bz2 and test.xml.bz2, by a hash of page titles."""
-  if not (folder / 'test.xml.bz2').exists():
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = bz2.decompress(dump.read_bytes()).decode()
-    head, tail = whole[: whole.index('<page>')], whole[whole.rindex('</page>') + len('</page>') :]
-    pages = {'train': [], 'test': []}
-    for page in re.findall(r'<page>.*?</page>', whole, re.DOTALL):
-      title = re.search(r'<title>(.*?)</title>', page, re.DOTALL)[1]
-      share = int.from_bytes(hashlib.sha256(title.encode()).digest()[:7]) / 2**56
-      pages['test' if share < TESTED else 'train'].append(page)
-    for split, some in pages.items():
-      with files.atomic_write(folder / f'{split}.xml.bz2', 'wb') as file:
-        file.write(bz2.compress(''.join((head, *some, tail)).encode()))
-  return folder
-
-
-def measure_pairs(folder, embed):
-  """Spearman correlation of the test pairs, and the influence of each pair on it as 'scores'."""
-  pairs = sts.read_pairs(folder / 'test.jsonl')
-  first, second = (embed([pair[side] for pair in pairs]) for side in (0, 1))
-  cosines, people = measures.cosine(first, second), np.array([pair.score for pair in pairs])
-  values = spearman_values(cosines, people)
-  return {'spearman': measures.spearman(cosines, people), 'scores': {'spearman': values}}
-
-
-def measure_sections(folder, embed):
-  """Whether an anchor is nearer to its own section, of triplets of articles that none has seen."""
-  articles = mediawiki.read_articles(folder / 'test.xml.bz2')
-  triplets, _ = sections.draw_triplets(articles, 0, most=LOOKED_AT)
-  anchor, positive, negative = (embed([one[view] for one in triplets]) for view in range(3))
-  near, far = (np.linalg.norm(anchor - other, axis=1) for other in (positive, negative))
-  right = (near < far).astype(float)
-  return {'accuracy': float(right.mean()), 'scores': {'accuracy': right}}
 
 
 if __name__ == '__main__':

@@ -53,3 +53,19 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
       if exponent.size:  # the last block may have one row
         total = np.logaddexp(total, scipy.special.logsumexp(exponent))
   return float(total - np.log(n * (n - 1) / 2))
+
+
+def uniformity_values(x: Float[np.ndarray, 'n H'], t: float = 2) -> Float[np.ndarray, ' n']:
+  """``uniformity`` plus the influence of each vector on it; their mean is uniformity.
+
+  A bootstrap of these values gives its interval, as of ``similarity.spearman_values``: a vector
+  takes part in n - 1 of the pairs (Hajek projection of a U-statistic, by its logarithm). Holds
+  n x n numbers.
+  """
+  x = np.asarray(x, np.float64)
+  square = np.sum(x**2, axis=1)
+  exponent = -t * (square[:, None] + square[None, :] - 2 * (x @ x.T)).clip(0)
+  np.fill_diagonal(exponent, -np.inf)
+  own = scipy.special.logsumexp(exponent, axis=1) - np.log(len(x) - 1)
+  value = scipy.special.logsumexp(own) - np.log(len(x))
+  return value + 2 * (np.exp(own - value) - 1)

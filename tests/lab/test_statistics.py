@@ -37,3 +37,14 @@ def test_uniformity_in_blocks_equals_the_pairs_one_by_one():
   x = random_units(2 * analysis._BLOCK + 3, 3).astype(np.float32)
   pairs = scipy.spatial.distance.pdist(x.astype(np.float64), 'sqeuclidean')
   assert analysis.uniformity(x) == pytest.approx(math.log(np.mean(np.exp(-2 * pairs))), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_influences_on_uniformity_are_those_of_the_jackknife():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(300, 8)) / 4
+  values, whole = analysis.uniformity_values(x), analysis.uniformity(x)
+  assert values.mean() == pytest.approx(whole, rel=1e-9)
+  without = np.array([analysis.uniformity(np.delete(x, i, axis=0)) for i in range(len(x))])
+  np.testing.assert_allclose(values, whole + (len(x) - 1) * (whole - without), atol=0.02)
+  assert values.std() > 0.3
