@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int32
 
 from dprjax.base import given
-from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding import codes, manifest
@@ -106,7 +105,7 @@ class Encoder:
       own = {id(backbone): backbone.params for backbone in backbones.values()}
       mesh = local_mesh(local_parts(self._arithmetic, *own.values()))
     self.mesh = mesh
-    self._options = EncoderOptions.of(self._arithmetic, *meshes.activations(mesh))
+    self._options = EncoderOptions.of(self._arithmetic, mesh)
     self.topics: dict[str, Any] = {}
     for name, (prompt, _) in self.bank.items():
       if prompt is not None and prompt.kind.topics is not None:

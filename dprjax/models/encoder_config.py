@@ -5,8 +5,9 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
+from dprjax.base import mesh
 from dprjax.base.errors import InputError
 from dprjax.models import family as families
 
@@ -111,36 +112,14 @@ class EncoderOptions(NamedTuple):
   prompt_dropout: float = 0.0
 
   @classmethod
-  def from_config(
-    cls, backbone: Any, rows: NamedSharding | None = None, heads: NamedSharding | None = None
-  ) -> Self:
-    """Options from ``config.backbone`` of a training run, and its split of activations."""
-    dropout = backbone.dropout if backbone.dropout >= 0 else None
-    _, dtype, products = arithmetic(backbone.dtype)
-    attention, platform = backbone.attention, platform_of(heads)
-    if attention == 'auto':
-      attention = _attention(platform)
-    elif attention == 'fused' and platform not in ('tpu', 'cpu'):
-      raise InputError(
-        f"config.backbone.attention: 'fused' is for TPUs (and, slowly, processors), not for a "
-        f"{platform}; use 'auto' or 'plain'"
-      )
-    memory = backbone.remat, backbone.unroll
-    return cls(dtype, *memory, dropout, rows, heads, attention, products)
-
-  @classmethod
-  def of(
-    cls,
-    arithmetic: Arithmetic,
-    rows: NamedSharding | None = None,
-    heads: NamedSharding | None = None,
-  ) -> Self:
-    """Options for inference with these dtypes and this split (`mesh.activations`)."""
+  def of(cls, arithmetic: Arithmetic, devices: Mesh) -> Self:
+    """Options for inference with these dtypes on these devices."""
+    rows, heads = mesh.activations(devices)
     return cls(
       arithmetic.activations,
       rows=rows,
       heads=heads,
-      attention=_attention(platform_of(heads)),
+      attention='fused' if platform_of(heads) == 'tpu' else 'plain',
       products=arithmetic.products,
     )
 
@@ -155,10 +134,6 @@ DEFAULT_OPTIONS = EncoderOptions()
 
 def platform_of(split: NamedSharding | None) -> str:
   return jax.default_backend() if split is None else split.mesh.devices.flat[0].platform
-
-
-def _attention(platform: str) -> str:
-  return 'fused' if platform == 'tpu' else 'plain'
 
 
 def arithmetic(name: str) -> Arithmetic:

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from dprjax.base import given
-from dprjax.base import mesh as meshes
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.encoding import codes
@@ -78,7 +77,7 @@ class Reranker:
     arithmetic = encoder_config.arithmetic(dtype)
     if mesh is None:
       mesh = local_mesh(local_parts(arithmetic, backbone.params))
-    options = EncoderOptions.of(arithmetic, *meshes.activations(mesh))
+    options = EncoderOptions.of(arithmetic, mesh)
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       return score_rows(params, rows, lengths, options)[:, None]

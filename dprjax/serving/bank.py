@@ -78,7 +78,7 @@ class Bank:
     arithmetic = encoder_config.arithmetic(options.dtype)
     self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
     self._everywhere = meshes.replicated(mesh)
-    self._encoder_options = EncoderOptions.of(arithmetic, *meshes.activations(mesh))
+    self._encoder_options = EncoderOptions.of(arithmetic, mesh)
     self._params = place_backbone(mesh, config, params, arithmetic)
     self._kinds, self._rows = list(rows), list(rows.values())
     dtype = arithmetic.activations

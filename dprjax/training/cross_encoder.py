@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 from ml_collections import ConfigDict
 
-from dprjax.base import mesh, tree
+from dprjax.base import tree
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.encoding.embedder import Embedder
@@ -32,7 +32,7 @@ from dprjax.losses import distillation
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import heads, hub
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Packed, Template, bare, fill, unpack
 from dprjax.retrieval import measures
 from dprjax.text import token_cache, tokenizing, trec
@@ -95,7 +95,7 @@ def build_classifier(
     )
   (template,) = templates(tokenizer)['pair']
   around = len(tokenizer.opening), len(tokenizer.closing)
-  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = dual_encoder.encoder_options(config, devices)
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache
 

@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from dprjax.base import mesh, tree
+from dprjax.base import tree
 from dprjax.base.errors import InputError
 from dprjax.losses.grad_cache import embed_chunked
 from dprjax.losses.types import Batch, Params
 from dprjax.models import adapter as adapters
-from dprjax.models import hub
+from dprjax.models import encoder_config, hub
 from dprjax.models import pooling as poolings
 from dprjax.models.adapter import Adapter
 from dprjax.models.embed import embed_text
@@ -83,7 +83,7 @@ class DualEncoder(NamedTuple):
 
 def build(config: ConfigDict, model: EncoderConfig, devices: Mesh) -> DualEncoder:
   check_pooling(config, model)
-  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = encoder_options(config, devices)
   two = config.backbone.two_encoders
   spec = vector_spec.of_config(config)
 
@@ -131,6 +131,24 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh) -> DualEncode
     return encode(params, adapters(params), side, tokens, mask, None)
 
   return DualEncoder(init, adapters, encode, vectors, embed)
+
+
+def encoder_options(config: ConfigDict, devices: Mesh) -> EncoderOptions:
+  """Options of the encoder by ``config.backbone``, with activations split over the devices."""
+  backbone = config.backbone
+  options = EncoderOptions.of(encoder_config.arithmetic(backbone.dtype), devices)
+  platform = encoder_config.platform_of(options.heads)
+  if backbone.attention == 'fused' and platform not in ('tpu', 'cpu'):
+    raise InputError(
+      f"config.backbone.attention: 'fused' is for TPUs (and, slowly, processors), not for a "
+      f"{platform}; use 'auto' or 'plain'"
+    )
+  return options._replace(
+    remat=backbone.remat,
+    unroll=backbone.unroll,
+    dropout=backbone.dropout if backbone.dropout >= 0 else None,
+    attention=options.attention if backbone.attention == 'auto' else backbone.attention,
+  )
 
 
 def embed_batch(

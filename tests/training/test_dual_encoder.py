@@ -8,15 +8,18 @@ import jax
 import pytest
 
 from dprjax import train
+from dprjax.base import mesh as meshes
 from dprjax.base import provenance
 from dprjax.exports import exporting
-from dprjax.models import artifact, model_folders, scratch
+from dprjax.models import artifact, encoder_config, model_folders, scratch
 from dprjax.planning import backbones
 from dprjax.text import vocabularies
 from dprjax.text.vector_spec import VectorSpec, of_config, same_length
 from dprjax.training import config as configs
 from dprjax.training import dual_encoder
 from dprjax.training import workdir as workdirs
+from tests.options import with_options
+from tests.refusals import refused
 from tests.training.conftest import WORDS
 
 RECIPE = pathlib.Path(configs.__file__).parents[2] / 'configs' / 'dptdr.py'
@@ -121,3 +124,19 @@ def test_a_training_from_the_command_line(save, command, tmp_path, trained):
   assert json.loads(before)['normalize'] is False
   assert command(train, *base, *auto, f'--workdir={run}')[0] == 0
   assert (run / 'config.json').read_text() == before
+
+
+def test_which_attention_devices_have(monkeypatch):
+  mesh = meshes.make_mesh({'data': -1})
+  for platform, words in (('cpu', 'plain'), ('gpu', 'plain'), ('tpu', 'fused')):
+    monkeypatch.setattr(encoder_config, 'platform_of', lambda split, platform=platform: platform)
+    config = with_options()
+    assert dual_encoder.encoder_options(config, mesh).attention == words
+    arithmetic = encoder_config.arithmetic('float32')
+    assert encoder_config.EncoderOptions.of(arithmetic, mesh).attention == words
+    config.backbone.attention = 'fused'
+    if platform == 'gpu':
+      with refused('config.backbone.attention', 'fused'):
+        dual_encoder.encoder_options(config, mesh)
+    else:
+      assert dual_encoder.encoder_options(config, mesh).attention == 'fused'

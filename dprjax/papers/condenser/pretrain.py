@@ -24,7 +24,7 @@ from dprjax.losses.types import Batch, Loss, Params
 from dprjax.models import encoder, heads, hub
 from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.condenser import losses, segments, views
 from dprjax.papers.condenser.segments import find_files, read_documents
 from dprjax.text import docstrings, vector_spec
@@ -90,7 +90,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
-  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = dual_encoder.encoder_options(config, devices)
   chunks = config.grad_cache
   names, late_mlm = VIEWS[settings.views], mlm and settings.late_mlm
 

@@ -15,10 +15,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.base import mesh
 from dprjax.losses.grad_cache import map_chunks
 from dprjax.losses.types import Batch, Loss, Params
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import TextRows, bare, unpack
 from dprjax.papers.nir_prompt import multitask, nir_prompt, task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
@@ -35,7 +34,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   templates, bare_templates = prompts.templates, prompts.templates.without_prompts()
   verbalizer = config.template.verbalizer
   yes, no = task_templates.label_ids(verbalizer, tokenizer, 'config.template.verbalizer')
-  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = dual_encoder.encoder_options(config, devices)
   around = len(tokenizer.opening), len(tokenizer.closing)
   chunks = config.grad_cache
 

@@ -11,11 +11,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.base import mesh
 from dprjax.base.errors import InputError
 from dprjax.losses import contrastive
 from dprjax.losses.types import Batch, Loss, Params
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import bare
 from dprjax.papers.nir_prompt import learned_tokens, multitask, nir_prompt, task_templates
 from dprjax.papers.nir_prompt.learned_tokens import LearnedTokens
@@ -35,7 +34,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     )
   prompts = nir_prompt.build(config, model, tokenizer, SIDES)
   templates = prompts.templates
-  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = dual_encoder.encoder_options(config, devices)
   spec = vector_spec.of_config(config)
   around = len(tokenizer.opening), len(tokenizer.closing)
 

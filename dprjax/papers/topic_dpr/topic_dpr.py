@@ -30,7 +30,7 @@ from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.adapters import prefix
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.embed import embed_text
-from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.papers.topic_dpr import topic, topic_losses, topic_models
 from dprjax.text import sources, token_cache, vector_spec
 from dprjax.text.qrels import Qrels
@@ -49,7 +49,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   settings, spec = config.topics, vector_spec.of_config(config)
   prompted = bool(settings.path) and not settings.words
   encoders = dual_encoder.build(config, model, devices)
-  options = EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
+  options = dual_encoder.encoder_options(config, devices)
   chunks = config.grad_cache
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
