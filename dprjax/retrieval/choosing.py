@@ -37,9 +37,6 @@ LOSS = 0.002
 MOST_LOSS = 1 / 3
 """Judged queries choose no candidate whose chance of losing more than `LOSS` is larger."""
 
-HALF = 0.5
-"""The step of models without held-out queries to check them."""
-
 _Z95 = 1.96  # standard errors of a 95 % interval
 _DRAWS = 400  # of the bootstrap
 _DRAWS_AT_ONCE = 50  # bounds the memory

@@ -4,7 +4,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import flax.struct
 import jax
@@ -19,17 +19,12 @@ from dprjax.models import encoder
 from dprjax.models.adapter import BARE, Adapter, AdapterTraining, Kind, Peft
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig
 
-_CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = 'prompt_embeddings'
 _HIDDEN = 512  # width of the MLP of a reparametrised prompt
 
 
 class _Meta(msgspec.Struct):
   shift_positions: bool
-
-
-class _Config(msgspec.Struct):
-  num_virtual_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 @flax.struct.dataclass
