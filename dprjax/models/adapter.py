@@ -202,10 +202,10 @@ class Several(Adapter):
     return y
 
   def prefix(self) -> Float[Array, '*B 2 P N D'] | None:
-    found = [made for adapter in self.adapters if (made := adapter.prefix()) is not None]
-    if not found:
+    prefixes = [prefix for adapter in self.adapters if (prefix := adapter.prefix()) is not None]
+    if not prefixes:
       return None
-    [prefix] = found
+    [prefix] = prefixes
     return prefix
 
   def leave_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
@@ -400,7 +400,7 @@ def sizes(config: Any) -> Mapping[str, int]:
 
   ``attention/query/in`` and ``attention/query/out`` are the sizes of a projection.
   """
-  found = {
+  by_axis = {
     'L': config.num_layers,
     'N': config.num_kv_heads,
     'D': config.head_dim,
@@ -410,8 +410,8 @@ def sizes(config: Any) -> Mapping[str, int]:
   }
   for tensor, names in projections(config):
     for name in names:
-      found |= {f'{name}/in': tensor.shape[1], f'{name}/out': tensor.shape[0] // len(names)}
-  return types.MappingProxyType(found)
+      by_axis |= {f'{name}/in': tensor.shape[1], f'{name}/out': tensor.shape[0] // len(names)}
+  return types.MappingProxyType(by_axis)
 
 
 def projections(config: Any) -> list[tuple[Any, list[str]]]:
@@ -442,7 +442,7 @@ def every() -> dict[str, Kind]:
 
 def find(name: str, where: str) -> Kind:
   """The kind of this name; ``where`` begins the message if there is none."""
-  found = extensions.find('ADAPTER', 'name', name, _PLACES)
-  if found is None:
+  kind = extensions.find('ADAPTER', 'name', name, _PLACES)
+  if kind is None:
     raise InputError(f'{where}: expected one of {", ".join(every())}, not {name!r:.60}')
-  return found
+  return kind

@@ -221,11 +221,13 @@ def check_prompt(
 
 
 def _axes(prompt: Prompt) -> dict[str, list[str]]:
-  own = {name: axes.split() for name, axes in prompt.kind.arrays(prompt.path, prompt.meta).items()}
+  by_name = {
+    name: axes.split() for name, axes in prompt.kind.arrays(prompt.path, prompt.meta).items()
+  }
   if prompt.tied and not prompt.query_only:
-    return own
+    return by_name
   sides = ('query',) if prompt.query_only else SIDES
-  return {f'{side}/{name}': axes for side in sides for name, axes in own.items()}
+  return {f'{side}/{name}': axes for side in sides for name, axes in by_name.items()}
 
 
 def _listed(axes: list[str]) -> str:
@@ -257,12 +259,12 @@ def check_content(prompt: Prompt) -> None:
 
 
 def _check_meta(path: str, meta: dict[str, Any]) -> None:
-  if (made := (meta.get('format'), meta.get('version'))) != (FORMAT, VERSION):
+  if (pair := (meta.get('format'), meta.get('version'))) != (FORMAT, VERSION):
     raise InputError(
-      f'{path}: format and version in meta are {made!r:.80}; this dprjax reads {(FORMAT, VERSION)}'
+      f'{path}: format and version in meta are {pair!r:.80}; this dprjax reads {(FORMAT, VERSION)}'
     )
-  found = convert(meta, f'{path}: meta', _Meta)
+  fields = convert(meta, f'{path}: meta', _Meta)
   where = f"{path}: meta's"
-  kind = adapters.find(found.kind, f'{where} kind')
+  kind = adapters.find(fields.kind, f'{where} kind')
   if kind.load is not None:  # templates have their own poolings
-    poolings.find(found.pooling, f'{where} pooling')
+    poolings.find(fields.pooling, f'{where} pooling')

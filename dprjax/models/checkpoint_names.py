@@ -75,14 +75,14 @@ def wrapper(config: Any, stored: Iterable[str], where: str) -> str:
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))
   before = {name.removesuffix(word) for name in stored if f'.{name}'.endswith(f'.{word}')}
-  own = re.compile(rf'(?<![^.]){re.escape(family.prefix)}$')  # not the end of 'xlm_roberta.'
-  found = sorted({own.sub('', name) for name in before})
-  if len(found) > 1 or not all(map(_WRAPPERS.fullmatch, found)):
+  prefix = re.compile(rf'(?<![^.]){re.escape(family.prefix)}$')  # not the end of 'xlm_roberta.'
+  wrappers = sorted({prefix.sub('', name) for name in before})
+  if len(wrappers) > 1 or not all(map(_WRAPPERS.fullmatch, wrappers)):
     raise InputError(
-      f'{where}: names begin with {" and ".join(map(repr, found[:8]))}, not with those of one '
+      f'{where}: names begin with {" and ".join(map(repr, wrappers[:8]))}, not with those of one '
       f'{family.model_type} encoder; save one encoder without a wrapper'
     )
-  return found[0] if found else ''
+  return wrappers[0] if wrappers else ''
 
 
 def place(params: Params, tensor: Tensor, array: np.ndarray) -> None:

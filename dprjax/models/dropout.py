@@ -42,10 +42,10 @@ def seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
 def row_seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
   """Random seeds of the rows of a batch (the first axis), independent of how it is split."""
   part = splits.part()
-  found = seeds(key, (part.parts * shape[0], *shape[1:]))
+  batch_seeds = seeds(key, (part.parts * shape[0], *shape[1:]))
   if part.parts == 1:
-    return found
-  return jax.lax.dynamic_slice_in_dim(found, part.number * shape[0], shape[0])
+    return batch_seeds
+  return jax.lax.dynamic_slice_in_dim(batch_seeds, part.number * shape[0], shape[0])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -59,8 +59,8 @@ def of_states(
   vectors, *others = (poolings.find(name).pool(states, mask) for name in names)
   if others:
     number = of_rows([names.index(spec.pooling) for spec in specs])
-    for other, pooled in enumerate(others, start=1):
-      vectors = jnp.where(number == other, pooled, vectors)
+    for place, pooled in enumerate(others, start=1):
+      vectors = jnp.where(number == place, pooled, vectors)
   vectors = poolings.project(config, params, vectors)
   if adapter is not None:
     vectors = adapter.finish(vectors)

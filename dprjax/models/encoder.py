@@ -52,12 +52,12 @@ def inputs(
     )
   if not isinstance(shift, int):
     shift = jnp.reshape(shift, (-1, 1))
-  own = adapter.layered()
-  scanned = Scanned(own, jnp.arange(num_layers, dtype=jnp.int32))
+  layered = adapter.layered()
+  scanned = Scanned(layered, jnp.arange(num_layers, dtype=jnp.int32))
   return scanned, Shared(
     padding_bias(adapter.seen(mask)),
     config.family.positions(config, tokens, mask, shift),
-    adapter.of_layer(jax.tree.map(lambda _: None, own)),
+    adapter.of_layer(jax.tree.map(lambda _: None, layered)),
   )
 
 
@@ -181,8 +181,8 @@ def encode_early_late(
   )
 
   def run(part: slice, x: Array, key: Array | None) -> Array:
-    layers, own = jax.tree.map(lambda leaf: leaf[part], (params['layers'], scanned))
-    return _run(config, layers, own, x, shared, options, key)
+    layers, per_layer = jax.tree.map(lambda leaf: leaf[part], (params['layers'], scanned))
+    return _run(config, layers, per_layer, x, shared, options, key)
 
   early = run(slice(split), x, keys[1])
   late = run(slice(split, None), early, keys[2])
@@ -208,7 +208,7 @@ def first_token_attention(
 ) -> Float[Array, 'L B N S']:
   """Attention weights of the first token over S = P + T, prefix first."""
   x, scanned, shared = embed_tokens(config, params, tokens, mask, adapter)
-  _, kept = stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
+  _, sown = stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']}, x, scanned, shared, mutable=['intermediates']
   )
-  return kept['intermediates']['attention']['first_token'][0]
+  return sown['intermediates']['attention']['first_token'][0]

@@ -77,8 +77,8 @@ class Arithmetic(NamedTuple):
 
 
 _ARITHMETICS = {
-  found.name: found
-  for found in (
+  one.name: one
+  for one in (
     Arithmetic('float32', jnp.dtype('float32')),
     Arithmetic('bfloat16', jnp.dtype('bfloat16')),
     Arithmetic('mixed', jnp.dtype('float32'), jnp.dtype('bfloat16')),

@@ -159,12 +159,12 @@ def only(hf_config: Mapping[str, Any], **supported: Any) -> None:
 
 
 def find(model_type: Any) -> Family:
-  found = extensions.find('FAMILY', 'model_type', str(model_type), _PLACES)
-  if found is None:
+  family = extensions.find('FAMILY', 'model_type', str(model_type), _PLACES)
+  if family is None:
     raise InputError(
       f'model_type {model_type!r} is not supported; use one of: {", ".join(every())}'
     )
-  return found
+  return family
 
 
 def every() -> dict[str, Family]:

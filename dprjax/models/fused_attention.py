@@ -96,8 +96,8 @@ def attend(
     for axis, count in enumerate((query.shape[0], num_heads))
   )
   texts = P(rows, None, heads)
-  own = prompt is not None and prompt.ndim == 4
-  of_prompt = P(rows, None, None, heads) if own else P(None, None, heads)
+  per_example = prompt is not None and prompt.ndim == 4
+  of_prompt = P(rows, None, None, heads) if per_example else P(None, None, heads)
   return jax.shard_map(
     run,
     mesh=split.mesh,
@@ -144,7 +144,7 @@ def _attend_bwd(static, arrays, gradient):
     dtype = prompt.dtype if _prompts(prompt) == 'own' else jnp.float32
     shapes.append(jax.ShapeDtypeStruct(prompt.shape, dtype))
     outs.append(call.prompt_block(prompt))
-  made = pl.pallas_call(
+  gradients = pl.pallas_call(
     functools.partial(_backward, static, _prompts(prompt)),
     grid=call.grid,
     in_specs=[*call.blocks, call.block(gradient)],
@@ -154,9 +154,9 @@ def _attend_bwd(static, arrays, gradient):
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
     cost_estimate=call.cost(5, gradient, *shapes),
   )(*call.arrays, gradient)
-  by_prompt = made[3].astype(prompt.dtype) if prompt is not None else None
+  by_prompt = gradients[3].astype(prompt.dtype) if prompt is not None else None
   by_seed = (None if one is None else np.zeros(one.shape, jax.dtypes.float0) for one in seeds)
-  return *made[:3], jnp.zeros_like(bias), by_prompt, *by_seed
+  return *gradients[:3], jnp.zeros_like(bias), by_prompt, *by_seed
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -247,7 +247,7 @@ class _Part(NamedTuple):
   Attributes:
     keys, values: ``[S, D]``.
     bias: ``[1, S]``, added to the scores.
-    kept: dropout masks of keys and values.
+    masks: dropout masks of keys and values.
     scores: ``[T, S]``; later their exponentials.
     weights_kept: the dropout mask of weights.
   """
@@ -255,7 +255,7 @@ class _Part(NamedTuple):
   keys: Array
   values: Array
   bias: Array | None = None
-  kept: tuple[Array, Array] | None = None
+  masks: tuple[Array, Array] | None = None
   scores: Any = None
   weights_kept: Array | None = None
 
@@ -286,10 +286,10 @@ def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple
   for head in range(len(read[0])):
     parts = [_Part(read[1][head], read[2][head], bias[0])]
     if sides:
-      own = _Part(sides[0][head], sides[1][head])
+      prompt = _Part(sides[0][head], sides[1][head])
       if static.prompt_dropout:
-        own = _drop_prompt(static, own, more[-1][0, head])
-      parts.insert(0, own)
+        prompt = _drop_prompt(static, prompt, more[-1][0, head])
+      parts.insert(0, prompt)
     seed = more[bool(prompts)][0, head] if static.dropout else None  # [1, 1]
     yield head, read[0][head], parts, seed
 
@@ -298,23 +298,23 @@ def _drop_prompt(static: _Static, part: _Part, seed: Int32[Array, '1 1']) -> _Pa
   """A head of a prompt with the dropout of an example."""
   rate, shape = static.prompt_dropout, part.keys.shape
   # Places of the values follow those of the keys.
-  kept = _kept(rate, seed, shape, 0), _kept(rate, seed, shape, shape[1])
+  pair = _kept(rate, seed, shape, 0), _kept(rate, seed, shape, shape[1])
   keys, values = (
-    _drop(rate, mask, one) for mask, one in zip(kept, (part.keys, part.values), strict=True)
+    _drop(rate, mask, one) for mask, one in zip(pair, (part.keys, part.values), strict=True)
   )
-  return part._replace(keys=keys, values=values, kept=kept)
+  return part._replace(keys=keys, values=values, masks=pair)
 
 
 def _parts(
-  static: _Static, query: Array, given: Sequence[_Part], seed: Array | None
+  static: _Static, query: Array, whole: Sequence[_Part], seed: Array | None
 ) -> tuple[list[_Part], Array]:
   """The parts with their exponentials, and the sums of these, ``[T, 1]``."""
   parts, before = [], 0
-  for part in given:
+  for part in whole:
     scores = _product(query, part.keys, (1, 1)) * static.width**-0.5
     scores = scores if part.bias is None else scores + part.bias
-    kept = None if seed is None else _kept(static.dropout, seed, scores.shape, before)
-    parts.append(part._replace(scores=scores, weights_kept=kept))
+    mask = None if seed is None else _kept(static.dropout, seed, scores.shape, before)
+    parts.append(part._replace(scores=scores, weights_kept=mask))
     before += part.keys.shape[0]
   highest = functools.reduce(
     jnp.maximum, (jnp.max(part.scores, axis=1, keepdims=True) for part in parts)
@@ -326,9 +326,9 @@ def _parts(
 
 def _forward(static: _Static, prompts: str, *refs: Any) -> None:
   """Writes the weighted means of some heads of an example."""
-  *given, out_ref = refs
-  made = []
-  for _, query, whole, seed in _given(static, prompts, given):
+  *input_refs, out_ref = refs
+  heads = []
+  for _, query, whole, seed in _given(static, prompts, input_refs):
     parts, total = _parts(static, query, whole, seed)
     means = sum(
       _product(
@@ -338,19 +338,19 @@ def _forward(static: _Static, prompts: str, *refs: Any) -> None:
       )
       for part in parts
     )
-    made.append((means / total).astype(out_ref.dtype))
-  out_ref[0] = jnp.concatenate(made, axis=1)
+    heads.append((means / total).astype(out_ref.dtype))
+  out_ref[0] = jnp.concatenate(heads, axis=1)
 
 
 def _backward(static: _Static, prompts: str, *refs: Any) -> None:
   """Writes the gradients of some heads of an example, and sums those of a shared prompt."""
   outs = 3 + bool(prompts)
-  given, gradient_ref, out_refs = refs[: -outs - 1], refs[-outs - 1], refs[-outs:]
+  input_refs, gradient_ref, out_refs = refs[: -outs - 1], refs[-outs - 1], refs[-outs:]
   gradients = _heads(gradient_ref, 0, static.width)
   dtype = gradient_ref.dtype
   by_text: list[list[Array]] = [[], [], []]  # queries, keys, values
   by_prompt: list[list[Array]] = [[], []]
-  for head, query, whole, seed in _given(static, prompts, given):
+  for head, query, whole, seed in _given(static, prompts, input_refs):
     parts, total = _parts(static, query, whole, seed)
     gradient = gradients[head]
     weights = [part.scores / total for part in parts]
@@ -369,8 +369,8 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
       by_score = (weight * (by - mean) * static.width**-0.5).astype(dtype)
       by_query += _product(by_score, part.keys, (1, 0))
       dropped = _drop(static.dropout, part.weights_kept, weight).astype(dtype)
-      made = _product(by_score, query, (0, 0)), _product(dropped, gradient, (0, 0))
-      for some, one, mask in zip((keys, values), made, part.kept or (None, None), strict=True):
+      by_pair = _product(by_score, query, (0, 0)), _product(dropped, gradient, (0, 0))
+      for some, one, mask in zip((keys, values), by_pair, part.masks or (None, None), strict=True):
         some.append(_drop(static.prompt_dropout, mask, one))
     by_text[0].append(by_query)
   for ref, heads in zip(out_refs, by_text, strict=False):
@@ -389,9 +389,9 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
     ref[side] = whole + ref[side] if prompts == 'shared' else whole.astype(ref.dtype)
 
 
-def _drop(rate: float, kept: Array | None, values: Array) -> Array:
+def _drop(rate: float, mask: Array | None, values: Array) -> Array:
   """Applies dropout to numbers or their gradients."""
-  return values if kept is None else jnp.where(kept, values / (1 - rate), jnp.zeros_like(values))
+  return values if mask is None else jnp.where(mask, values / (1 - rate), jnp.zeros_like(values))
 
 
 def _kept(rate: float, seed: Int32[Array, '1 1'], shape: tuple[int, ...], before: int) -> Array:

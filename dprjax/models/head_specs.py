@@ -101,9 +101,9 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
     shape = stored[output][0].shape
     labels = shape[0] if shape else 0
     id2label = checkpoint.hf_config.get('id2label')
-    other = isinstance(id2label, dict) and len(id2label) != labels
+    mismatch = isinstance(id2label, dict) and len(id2label) != labels
     relevant = None
-    if labels in heads.LABELS and not other:
+    if labels in heads.LABELS and not mismatch:
       relevant = 1 if labels == 1 else _relevant(id2label)
     if relevant is None:
       raise InputError(
@@ -198,8 +198,8 @@ def _classifier_config(base: dict[str, Any], head: Head) -> dict[str, Any]:
     if relevant == 0:  # ours is the second label
       written = [id2label['1'], id2label['0']]
   # These keys describe another head.
-  kept = {key: value for key, value in base.items() if key not in ('num_labels', 'problem_type')}
-  return kept | {
+  rest = {key: value for key, value in base.items() if key not in ('num_labels', 'problem_type')}
+  return rest | {
     'id2label': {str(place): name for place, name in enumerate(written)},
     'label2id': {name: place for place, name in enumerate(written)},
   }

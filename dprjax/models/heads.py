@@ -43,10 +43,10 @@ def _init(
   for tensor in tensors:
     *parents, name = tensor.path
     if tensor.kernel:
-      made = layers.kernel_init(config)(keys[parents[0]], tensor.shape[::-1], jnp.float32)
+      array = layers.kernel_init(config)(keys[parents[0]], tensor.shape[::-1], jnp.float32)
     else:
-      made = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
-    head['/'.join(tensor.path)] = made
+      array = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
+    head['/'.join(tensor.path)] = array
   return tree.unflatten(head)
 
 

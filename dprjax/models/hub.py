@@ -72,7 +72,7 @@ def load_backbone(
       params['projection'] = sentence.read_projection_weights(root, shapes)
       projection = weights.sha256(pooling.dense_tensors(shapes, params['projection']))
       sha256 = hashlib.sha256(f'{sha256}{projection}'.encode()).hexdigest()
-    found = {name: head_kind(name).read(checkpoint, stack) for name in heads}
+    by_name = {name: head_kind(name).read(checkpoint, stack) for name in heads}
   return Backbone(
     checkpoint.config,
     params,
@@ -80,7 +80,7 @@ def load_backbone(
     os.fspath(checkpoint.folder),
     sentence.read_folder(root, checkpoint.config),
     checkpoint.hf_config,
-    {name: head for name, head in found.items() if head is not None},
+    {name: head for name, head in by_name.items() if head is not None},
   )
 
 
@@ -184,8 +184,8 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
 def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:
   try:
     family = families.find(hf_config.get('model_type'))
-    own = hf_config.get('auto_map')
-    name = str(own.get('AutoModel', '')) if isinstance(own, dict) else ''
+    auto_map = hf_config.get('auto_map')
+    name = str(auto_map.get('AutoModel', '')) if isinstance(auto_map, dict) else ''
     if name.rpartition('.')[2] not in ('', f'{family.class_name}Model'):
       raise InputError(f'auto_map: the code of {name!r:.80} in the folder is never run')
     families.only(hf_config, quantization_config={})

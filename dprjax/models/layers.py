@@ -159,8 +159,8 @@ def _normalize_fwd(static, x, scale, bias):
   return x * scale[None, None] + bias[None, None], (x.astype(dtype), factor, scale)
 
 
-def _normalize_bwd(_, kept, gradient):
-  unit, factor, scale = kept
+def _normalize_bwd(_, residuals, gradient):
+  unit, factor, scale = residuals
   unit = unit.astype(jnp.float32)
   by_unit = gradient * scale[None, None]
   along = jnp.mean(by_unit * unit, axis=-1, keepdims=True)

@@ -59,11 +59,11 @@ def save_backbone(
   ):
     aside.mkdir(parents=True)
     write_json(aside / 'config.json', _hf_config(config, hf_config or {}, heads))
-    kept = tokenizer_keys(source) if source is not None else {}
+    tokenizer = tokenizer_keys(source) if source is not None else {}
     if spec is not None:
-      write_sentence_files(aside, config, params, spec, kept)
-    elif kept:
-      write_json(aside / 'sentence_bert_config.json', kept)
+      write_sentence_files(aside, config, params, spec, tokenizer)
+    elif tokenizer:
+      write_json(aside / 'sentence_bert_config.json', tokenizer)
     copy_tokenizer(
       source, aside, **({} if max_length is None else {'model_max_length': max_length})
     )
@@ -131,15 +131,15 @@ def is_ours(folder: epath.Path) -> bool:
   digests = marked.get('files')
   if marked.get('format') != FORMAT or not isinstance(digests, dict):
     return False
-  found = 0
+  count = 0
   for file in files.below(folder):
     name = str(file.relative_to(folder))
     if name == provenance.MARK:
       continue
-    found += 1
+    count += 1
     if name not in digests or files.is_special(file) or files.sha256_file(file) != digests[name]:
       return False
-  return found == len(digests)
+  return count == len(digests)
 
 
 def write_sentence_files(

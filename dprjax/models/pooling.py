@@ -125,10 +125,10 @@ def project(
   config: Any, params: Mapping[str, Any], vectors: Float[Array, 'B H']
 ) -> Float[Array, 'B D']:
   for number, dense in enumerate(config.projection):
-    own = params['projection'][str(number)]
-    vectors = vectors @ own['kernel'].astype(jnp.float32)
+    layer = params['projection'][str(number)]
+    vectors = vectors @ layer['kernel'].astype(jnp.float32)
     if dense.bias:
-      vectors = vectors + own['bias'].astype(jnp.float32)[None]
+      vectors = vectors + layer['bias'].astype(jnp.float32)[None]
     vectors = DENSE_ACTIVATIONS[dense.activation](vectors)
   return vectors
 

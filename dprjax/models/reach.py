@@ -79,7 +79,7 @@ def attend_in_blocks(
   count = -(-length // BLOCK)
   rest = count * BLOCK - length
   before, after = reach.window, 0 if reach.causal else reach.window
-  own = jnp.arange(BLOCK, dtype=jnp.int32)
+  offsets = jnp.arange(BLOCK, dtype=jnp.int32)
 
   def pad(y: Array, axis: int, sides: tuple[int, int], fill: float = 0.0) -> Array:
     widths = [(0, 0)] * y.ndim
@@ -93,7 +93,7 @@ def attend_in_blocks(
   def see_all(number, query, bias):
     places = jnp.arange(-prompt, length, dtype=jnp.int32)
     if reach.limited:
-      bias = bias + reach.bias(number * BLOCK + own, places)
+      bias = bias + reach.bias(number * BLOCK + offsets, places)
     return mix(query, key, value, bias, number)
 
   def see_window(number, query, bias):
@@ -109,18 +109,18 @@ def attend_in_blocks(
     # The bias masks places before the first token.
     places = start - before + jnp.arange(width, dtype=jnp.int32)
     places = jnp.concatenate([jnp.arange(-prompt, 0, dtype=jnp.int32), places])
-    bias = near(bias, 3, MASKED) + reach.bias(start + own, places)
+    bias = near(bias, 3, MASKED) + reach.bias(start + offsets, places)
     return mix(query, near(key, 2), near(value, 2), bias, number)
 
-  def block(given: tuple[Any, ...]) -> Array:
+  def block(inputs: tuple[Any, ...]) -> Array:
     if not reach.window or before + BLOCK + after >= length:
-      return see_all(*given)
+      return see_all(*inputs)
     if isinstance(reach.windowed, bool):
-      return (see_window if reach.windowed else see_all)(*given)
-    return jax.lax.cond(reach.windowed, see_window, see_all, *given)
+      return (see_window if reach.windowed else see_all)(*inputs)
+    return jax.lax.cond(reach.windowed, see_window, see_all, *inputs)
 
   rows = blocks(bias) if bias.shape[2] > 1 else jnp.broadcast_to(bias, (count, *bias.shape))
-  given = jnp.arange(count, dtype=jnp.int32), blocks(query), rows
-  mixed = jax.lax.map(jax.checkpoint(block, prevent_cse=False), given)
+  inputs = jnp.arange(count, dtype=jnp.int32), blocks(query), rows
+  mixed = jax.lax.map(jax.checkpoint(block, prevent_cse=False), inputs)
   mixed = jnp.moveaxis(mixed, 0, 2).reshape(*query.shape[:2], count * BLOCK, query.shape[3])
   return mixed[:, :, :length]

@@ -68,72 +68,72 @@ class Rope(NamedTuple):
     Returns:
       The rotations, and a factor on rotated heads.
     """
-    scale, found = 1.0, dict(self.numbers)
+    scale, numbers = 1.0, dict(self.numbers)
     # In float32, as in transformers: at position 8,192 the last bit is 5e-4 radians.
     plain = 1 / np.float32(self.theta) ** (np.arange(0, size, 2, dtype=np.float32) / size)
     if self.kind in ('default', 'dynamic'):
       return plain, scale
-    turns = plain / np.float32(found['factor'])
+    turns = plain / np.float32(numbers['factor'])
     if self.kind == 'longrope':
-      short, factor = np.array(found['short_factor'], np.float32), found['factor']
+      short, factor = np.array(numbers['short_factor'], np.float32), numbers['factor']
       if len(short) != len(plain):
         raise InputError(f'short_factor has {len(short)} numbers, but a head {len(plain)} pairs')
-      turns, scale = plain / short, found['attention_factor']
+      turns, scale = plain / short, numbers['attention_factor']
       if not scale:
-        positions = found['original_max_position_embeddings']
+        positions = numbers['original_max_position_embeddings']
         scale = math.sqrt(1 + math.log(max(factor, 1)) / math.log(positions))
     if self.kind == 'ntk':  # a larger base, as in text-embeddings-inference
       exponent = np.arange(0, size, 2, dtype=np.float32) / size
-      turns = 1 / np.float32(self.theta * found['factor']) ** exponent
-      turns /= np.float32(found['factor'] ** (2 / size))
+      turns = 1 / np.float32(self.theta * numbers['factor']) ** exponent
+      turns /= np.float32(numbers['factor'] ** (2 / size))
     if self.kind == 'llama3':
       # Long waves are scaled, short ones are not, and those in between are partly scaled.
-      low, high = found['low_freq_factor'], found['high_freq_factor']
-      waves = found['original_max_position_embeddings'] * plain / (2 * np.pi)
+      low, high = numbers['low_freq_factor'], numbers['high_freq_factor']
+      waves = numbers['original_max_position_embeddings'] * plain / (2 * np.pi)
       share = np.clip((waves - low) / (high - low), 0, 1).astype(np.float32)
       turns = (1 - share) * turns + share * plain
     if self.kind == 'yarn':
-      turns, scale = _yarn(found, self.theta, size, plain)
+      turns, scale = _yarn(numbers, self.theta, size, plain)
     return turns, scale
 
   def written(self) -> dict[str, Any] | None:
     if self.kind == 'default':
       return None
-    kept = {key: value for key, value in self.numbers if value != _NUMBERS[self.kind][key]}
-    if 'truncate' in kept:
-      kept['truncate'] = bool(kept['truncate'])
-    if 'original_max_position_embeddings' in kept:
-      kept['original_max_position_embeddings'] = int(kept['original_max_position_embeddings'])
-    return {'rope_type': self.kind, **kept}
+    numbers = {key: value for key, value in self.numbers if value != _NUMBERS[self.kind][key]}
+    if 'truncate' in numbers:
+      numbers['truncate'] = bool(numbers['truncate'])
+    if 'original_max_position_embeddings' in numbers:
+      numbers['original_max_position_embeddings'] = int(numbers['original_max_position_embeddings'])
+    return {'rope_type': self.kind, **numbers}
 
 
 NONE = Rope(0.0, 'none')  # of models without rotary positions
 
 
-def _yarn(found, theta, size, plain):
+def _yarn(numbers, theta, size, plain):
   """YaRN (Peng et al., 2024, section 3), as in transformers."""
 
   def pair(turns):  # the pair of a head with this many turns over the original positions
-    positions = found['original_max_position_embeddings']
+    positions = numbers['original_max_position_embeddings']
     return size * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
   def root(scale, factor=1.0):
     return 1.0 if scale <= 1 else 0.1 * factor * math.log(scale) + 1
 
-  low, high = pair(found['beta_fast']), pair(found['beta_slow'])
-  if found['truncate']:
+  low, high = pair(numbers['beta_fast']), pair(numbers['beta_slow'])
+  if numbers['truncate']:
     low, high = math.floor(low), math.ceil(high)
   low, high = max(low, 0), min(high, size - 1)
   if low == high:
     high += 0.001
   place = np.arange(size // 2, dtype=np.float32)
   scaled = np.clip((place - low) / (high - low), 0, 1).astype(np.float32)
-  factor = found['factor']
-  scale = found['attention_factor']
+  factor = numbers['factor']
+  scale = numbers['attention_factor']
   if not scale:
     scale = root(factor)
-    if found['mscale'] and found['mscale_all_dim']:
-      scale = root(factor, found['mscale']) / root(factor, found['mscale_all_dim'])
+    if numbers['mscale'] and numbers['mscale_all_dim']:
+      scale = root(factor, numbers['mscale']) / root(factor, numbers['mscale_all_dim'])
   return plain / np.float32(factor) * scaled + plain * (1 - scaled), scale
 
 
@@ -143,32 +143,32 @@ def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
   Args:
     positions: of the model, the default for the original positions.
   """
-  given = {key: value for key, value in settings.items() if value is not None}
-  kinds = given.pop('rope_type', None), given.pop('type', None)
+  entries = {key: value for key, value in settings.items() if value is not None}
+  kinds = entries.pop('rope_type', None), entries.pop('type', None)
   kind = str(kinds[0] or kinds[1] or 'default')
   known = _NUMBERS.get(kind, {})
-  given = {'original_max_position_embeddings': positions, **given}
+  entries = {'original_max_position_embeddings': positions, **entries}
   extra = {'rope_theta', 'partial_rotary_factor', 'original_max_position_embeddings'}
-  missing = [key for key, default in known.items() if default is None and key not in given]
-  wrong = [*missing, *(key for key in given if key not in extra | known.keys())]
+  missing = [key for key, default in known.items() if default is None and key not in entries]
+  wrong = [*missing, *(key for key in entries if key not in extra | known.keys())]
   if wrong or kind not in _NUMBERS:
     raise InputError(
       f'rotary positions of type {kind!r:.40}: {", ".join(map(str, wrong)):.80} is unknown or '
       f'missing; types are {", ".join(_NUMBERS)}, and this has {", ".join(known) or "no numbers"}'
     )
-  if 'truncate' in given:
-    given['truncate'] = int(given['truncate'])
+  if 'truncate' in entries:
+    entries['truncate'] = int(entries['truncate'])
   lists = {
-    key: tuple(convert(given.pop(key), f'rotary positions: {key}', list[float]))
+    key: tuple(convert(entries.pop(key), f'rotary positions: {key}', list[float]))
     for key in ('short_factor', 'long_factor')
-    if key in given
+    if key in entries
   }
-  numbers = convert(given, f'rotary positions of type {kind!r}', dict[str, float])
+  numbers = convert(entries, f'rotary positions of type {kind!r}', dict[str, float])
   only(numbers, partial_rotary_factor=1)
   if kind == 'longrope':
     numbers.setdefault('factor', positions / numbers['original_max_position_embeddings'])
-  found = {key: numbers.get(key, default or 0) for key, default in known.items()} | lists
-  return Rope(numbers.get('rope_theta', theta), kind, tuple(sorted(found.items())))
+  fields = {key: numbers.get(key, default or 0) for key, default in known.items()} | lists
+  return Rope(numbers.get('rope_theta', theta), kind, tuple(sorted(fields.items())))
 
 
 def turn(

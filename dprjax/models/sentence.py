@@ -178,7 +178,7 @@ def _modules(root: epath.Path) -> list[_Module]:
   file = root / 'modules.json'
   if not file.exists():
     return []
-  found: list[_Module] = []
+  modules: list[_Module] = []
   for module in read(file, 'modules.json', list[dict[str, Any]]):
     sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
     entry = convert(module, str(file), _Entry)
@@ -186,14 +186,14 @@ def _modules(root: epath.Path) -> list[_Module]:
     package, _, name = entry.type.rpartition('.')
     # A class of the same name from another package is a custom class.
     known = package.startswith('sentence_transformers.') or entry.type == PROMPTED_TYPE
-    found.append(_Module(name if known else f'a custom {entry.type}', root / entry.path))
-  return found
+    modules.append(_Module(name if known else f'a custom {entry.type}', root / entry.path))
+  return modules
 
 
 def _check_order(file: epath.Path, types: Sequence[str]) -> None:
-  kept = ' '.join(name for name in types if name != 'Dropout')  # only for training
+  order = ' '.join(name for name in types if name != 'Dropout')  # only for training
   expected = f'({"|".join(_TRANSFORMERS)}) Pooling( Dense)*( Normalize)*'
-  if not re.fullmatch(expected, kept):
+  if not re.fullmatch(expected, order):
     raise InputError(
       f'{file}: unsupported modules {", ".join(types)}; expected Transformer, Pooling, then any '
       'Dense and Normalize; remove the file to use the bare encoder'
@@ -223,18 +223,18 @@ def _pooling(file: epath.Path, prefixed: bool) -> str:
 
 
 def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
-  given = convert(model.get('prompts', {}), f'{file}: prompts', dict[str, str | None])
-  texts = {name: text or '' for name, text in given.items()}
+  prompts = convert(model.get('prompts', {}), f'{file}: prompts', dict[str, str | None])
+  texts = {name: text or '' for name, text in prompts.items()}
   default: Any = convert(model.get('default_prompt_name'), f'{file}: default_prompt_name', _NAME)
-  found = {}
+  by_kind = {}
   for kind, (name, *others) in _PROMPT_NAMES.items():
     # sentence-transformers documents these names but does not use them.
-    doubtful = [other for other in (*others, default) if other is not None and texts.get(other)]
+    doubtful = [alias for alias in (*others, default) if alias is not None and texts.get(alias)]
     if name not in texts and doubtful:
       method = {'query': 'encode_query', 'passage': 'encode_document'}[kind]
       raise InputError(
         f'{file}: prompts has {doubtful[0]!r} but no {name!r}, so {method} of '
         f"sentence-transformers adds no text; add {name!r} to prompts ('' for no text)"
       )
-    found[kind] = texts.get(name, '')
-  return found
+    by_kind[kind] = texts.get(name, '')
+  return by_kind

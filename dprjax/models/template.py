@@ -124,7 +124,7 @@ class Template:
     lengths = self.cut(before.reshape(-1, self.num_texts), max_length)
     padding = np.full(self.num_tokens, pad_id, np.int32)
     rows = [
-      np.concatenate([*(row[:kept] for row, kept in zip(example, counts, strict=True)), padding])
+      np.concatenate([*(row[:count] for row, count in zip(example, counts, strict=True)), padding])
       for *example, counts in zip(*texts, lengths.tolist(), strict=True)
     ]
     return Packed(rows, lengths, int((lengths != before).any(axis=1).sum()))

@@ -72,8 +72,8 @@ class OnDisk:
 
   @classmethod
   def of(cls, stored: Sequence[Stored | None], tensor: names.Tensor, part: int) -> Self:
-    kept = {place.dtype for place in stored if place is not None}
-    dtype = jnp.dtype('bfloat16' if kept == {names.DTYPES['bfloat16']} else 'float32')
+    dtypes = {place.dtype for place in stored if place is not None}
+    dtype = jnp.dtype('bfloat16' if dtypes == {names.DTYPES['bfloat16']} else 'float32')
     return cls(tuple(stored), tensor, part, dtype)
 
   @property
@@ -105,15 +105,15 @@ class OnDisk:
     layers: slice = index[0] if stacked else slice(None)
     places = self.stored[layers]
     sizes = [len(range(*one.indices(size))) for one, size in zip(index, self.shape, strict=True)]
-    found = np.zeros((len(places), *sizes[stacked:]), self.dtype)
+    array = np.zeros((len(places), *sizes[stacked:]), self.dtype)
     rows, *rest = index[stacked:][::-1] if kernel else index[stacked:]
     start, stop, _ = rows.indices(self._rows)
     first = self.part * self._rows
     for number, place in enumerate(places):
       if place is not None:
         part = place.part((slice(first + start, first + stop), *rest))
-        found[number] = part.T if kernel else part
-    return found if stacked else found[0]
+        array[number] = part.T if kernel else part
+    return array if stacked else array[0]
 
 
 class Checkpoint(NamedTuple):
@@ -195,8 +195,8 @@ def read_encoder(checkpoint: Checkpoint, on_disk: bool) -> tuple[Params, str]:
 
 
 def weight_files(folder: epath.Path) -> list[epath.Path]:
-  found = _weight_files(folder, str(folder), 'AutoModel')
-  return found if found == [folder / WEIGHTS] else [folder / _INDEX, *found]
+  paths = _weight_files(folder, str(folder), 'AutoModel')
+  return paths if paths == [folder / WEIGHTS] else [folder / _INDEX, *paths]
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:

@@ -35,8 +35,8 @@ def merge(model: Any, params: Mapping[str, Any], adapter: Linear) -> tuple[Any, 
   kernel = np.eye(size, dtype=np.float32) + np.asarray(adapter.change)
   dense = Dense(size, size, False, IDENTITY)
   model = dataclasses.replace(model, projection=(*model.projection, dense))
-  own = {**params.get('projection', {}), number: {'kernel': kernel}}
-  return model, {**params, 'projection': own}
+  projection = {**params.get('projection', {}), number: {'kernel': kernel}}
+  return model, {**params, 'projection': projection}
 
 
 ADAPTER = Kind(

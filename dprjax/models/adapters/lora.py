@@ -68,9 +68,9 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
   params: dict[str, Any] = {}
   for number, name in enumerate(_targets(config, model)):
     shape = model.num_layers, sizes[f'{name}/in'], rank
-    own = jax.random.fold_in(key, number)
+    subkey = jax.random.fold_in(key, number)
     bound = shape[1] ** -0.5
-    a = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
+    a = jax.random.uniform(subkey, shape, jnp.float32, -bound, bound)
     b = jnp.zeros((model.num_layers, rank, sizes[f'{name}/out']), jnp.float32)
     half, last = name.split('/')
     params.setdefault(half, {})[last] = {'a': a, 'b': b}
@@ -78,7 +78,7 @@ def init(config: Any, model: Any, key: Array) -> dict[str, Any]:
 
 
 def _targets(config: Any, model: Any) -> list[str]:
-  names = sorted({name for _, own in adapters.projections(model) for name in own})
+  names = sorted({name for _, fused in adapters.projections(model) for name in fused})
   for pattern in config.lora.targets:
     if not any(re.fullmatch(pattern, name) for name in names):
       raise InputError(
@@ -92,7 +92,7 @@ def _targets(config: Any, model: Any) -> list[str]:
 
 def expand(config: Any, model: Any, params: Mapping[str, Any]) -> Lora:
   a, b = (
-    {f'{half}/{name}': one[key] for half, own in params.items() for name, one in own.items()}
+    {f'{half}/{name}': one[key] for half, pairs in params.items() for name, one in pairs.items()}
     for key in 'ab'
   )
   return Lora(a, b, config.lora.alpha / config.prompt.length)
@@ -110,11 +110,11 @@ def _meta(rank: int, alpha: float, targets: list[str]) -> dict[str, Any]:
 
 
 def _arrays(where: str, meta: Mapping[str, Any]) -> dict[str, str]:
-  found = convert(dict(meta), f'{where}: meta', _Meta)
+  lora = convert(dict(meta), f'{where}: meta', _Meta)
   return {
     f'{name}/{key}': axes
-    for name in found.targets
-    for key, axes in (('a', f'L {name}/in {found.rank}'), ('b', f'L {found.rank} {name}/out'))
+    for name in lora.targets
+    for key, axes in (('a', f'L {name}/in {lora.rank}'), ('b', f'L {lora.rank} {name}/out'))
   }
 
 
@@ -128,10 +128,10 @@ def merge(model: Any, params: Mapping[str, Any], adapter: Lora) -> tuple[Any, Ma
   layers = params['layers']
   for name, a in adapter.a.items():
     half, last = name.split('/')
-    own = layers[half][last]
+    dense = layers[half][last]
     change = adapter.scale * (np.asarray(a, np.float64) @ np.asarray(adapter.b[name], np.float64))
-    kernel = (np.asarray(own['kernel'], np.float64) + change).astype(np.float32)
-    layers = {**layers, half: {**layers[half], last: {**own, 'kernel': kernel}}}
+    kernel = (np.asarray(dense['kernel'], np.float64) + change).astype(np.float32)
+    layers = {**layers, half: {**layers[half], last: {**dense, 'kernel': kernel}}}
   return model, {**params, 'layers': layers}
 
 
@@ -153,9 +153,9 @@ def to_peft(
     rows = one.shape[0] // len(one.names)
     for place, name in enumerate(one.names):
       if name in meta['targets']:
-        own = slice(place * rank, (place + 1) * rank)
-        a[own] = arrays[f'{name}/a'][one.layer].T
-        b[place * rows : (place + 1) * rows, own] = arrays[f'{name}/b'][one.layer].T
+        ranks = slice(place * rank, (place + 1) * rank)
+        a[ranks] = arrays[f'{name}/a'][one.layer].T
+        b[place * rows : (place + 1) * rows, ranks] = arrays[f'{name}/b'][one.layer].T
     for key, array in (('A', a), ('B', b)):
       tensors[f'base_model.model.{one.module}.lora_{key}.weight'] = array
   config = {
@@ -180,15 +180,15 @@ class Module(NamedTuple):
 
 
 def modules(model: Any) -> list[Module]:
-  named, found = model.family.modules, []
+  named, targets = model.family.modules, []
   for tensor, names in adapters.projections(model):
     if named is None:
-      found.append(Module(tensor.name.removesuffix('.weight'), tensor.layer, names, tensor.shape))
+      targets.append(Module(tensor.name.removesuffix('.weight'), tensor.layer, names, tensor.shape))
       continue
     shape = tensor.shape[0] // len(names), tensor.shape[1]
     for name in names:
-      found.append(Module(f'layers.{tensor.layer}.{named[name]}', tensor.layer, [name], shape))
-  return found
+      targets.append(Module(f'layers.{tensor.layer}.{named[name]}', tensor.layer, [name], shape))
+  return targets
 
 
 ADAPTER = Kind(

@@ -149,20 +149,20 @@ def keys_and_values(
 
   @jax.jit
   def run(layer, scanned, x, shared):
-    (x, _), kept = stack.apply({'params': layer}, x, scanned, shared, mutable=['intermediates'])
-    kept = kept['intermediates']['attention']
-    return x, [kept[name][0][0, 0] for name in ('keys', 'values')]
+    (x, _), sown = stack.apply({'params': layer}, x, scanned, shared, mutable=['intermediates'])
+    sown = sown['intermediates']['attention']
+    return x, [sown[name][0][0, 0] for name in ('keys', 'values')]
 
-  found = []
+  pairs = []
   for layer in range(config.num_layers):
 
     def own(leaf, layer=layer):
       return leaf[(slice(layer, layer + 1), *(slice(None),) * (leaf.ndim - 1))]
 
-    x, made = run(jax.tree.map(own, params['layers']), jax.tree.map(own, scanned), x, shared)
-    found.append(jax.device_get(made))
+    x, pair = run(jax.tree.map(own, params['layers']), jax.tree.map(own, scanned), x, shared)
+    pairs.append(jax.device_get(pair))
   shape = config.num_layers, 2, len(tokens), config.num_kv_heads, config.head_dim
-  return np.asarray(found, np.float32).reshape(shape)
+  return np.asarray(pairs, np.float32).reshape(shape)
 
 
 def load(meta: Mapping[str, Any], vectors: Float[np.ndarray, 'L 2 P N D']) -> Prefix:

@@ -122,8 +122,8 @@ def _normalize_fwd(static, x, scale):
   return x * scale, (x.astype(dtype), factor, scale)
 
 
-def _normalize_bwd(_, kept, gradient):
-  unit, factor, scale = kept
+def _normalize_bwd(_, residuals, gradient):
+  unit, factor, scale = residuals
   unit = unit.astype(jnp.float32)
   by_unit = gradient * scale
   along = jnp.mean(by_unit * unit, axis=-1, keepdims=True)
@@ -241,10 +241,10 @@ def _rope(config: Config, number: Array) -> tuple[Array, float | Array] | None:
   turns, scale = config.rope.frequencies(config.head_dim)
   if config.window_rope is None:
     return jnp.asarray(turns), scale
-  other, other_scale = config.window_rope.frequencies(config.head_dim)
+  window_turns, window_scale = config.window_rope.frequencies(config.head_dim)
   kind = jnp.asarray(config.windowed, jnp.int32)[number]
-  scales = np.array([scale, other_scale], np.float32)
-  return jnp.asarray(np.stack([turns, other]))[kind], jnp.asarray(scales)[kind]
+  scales = np.array([scale, window_scale], np.float32)
+  return jnp.asarray(np.stack([turns, window_turns]))[kind], jnp.asarray(scales)[kind]
 
 
 def turn_keys(
@@ -340,8 +340,8 @@ class Keys(msgspec.Struct):
 
 def read_keys(hf_config: Mapping[str, Any], kind: type[K], **defaults: Any) -> K:
   """The keys of a config.json; null means the default."""
-  given = {key: value for key, value in hf_config.items() if value is not None}
-  return convert(defaults | given, hf_config['model_type'], kind)
+  keys = {key: value for key, value in hf_config.items() if value is not None}
+  return convert(defaults | keys, hf_config['model_type'], kind)
 
 
 def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: Any) -> C:  # type: ignore[assignment]
@@ -351,7 +351,7 @@ def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: A
     traits: its fields that override the keys of Llama, or that `Config` lacks.
   """
   heads = keys.num_attention_heads
-  found: dict[str, Any] = {
+  fields: dict[str, Any] = {
     'num_kv_heads': keys.num_key_value_heads or heads,
     'head_dim': keys.head_dim or keys.hidden_size // heads,
     'hidden_act': keys.hidden_act,
@@ -360,14 +360,14 @@ def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: A
     'output_bias': keys.attention_bias,
     'mlp_bias': keys.mlp_bias,
   } | traits
-  if 'rope' not in found:
-    found['rope'] = rotary.read(
+  if 'rope' not in fields:
+    fields['rope'] = rotary.read(
       keys.rope_scaling or keys.rope_parameters,
       keys.rope_theta or 10000.0,
       keys.max_position_embeddings,
     )
-    found['rope'].frequencies(found['head_dim'])  # raises if its numbers do not fit
-  layers.check_activation(found['hidden_act'], 'the activation')
+    fields['rope'].frequencies(fields['head_dim'])  # raises if its numbers do not fit
+  layers.check_activation(fields['hidden_act'], 'the activation')
   return kind(
     model_type,
     keys.vocab_size,
@@ -375,11 +375,11 @@ def read_config(keys: Keys, model_type: str, kind: type[C] = Config, **traits: A
     keys.num_hidden_layers,
     heads,
     intermediate_size=keys.intermediate_size,
-    max_tokens=int(min(keys.max_position_embeddings, found['rope'].longest)),
+    max_tokens=int(min(keys.max_position_embeddings, fields['rope'].longest)),
     layer_norm_eps=keys.rms_norm_eps,
     attention_dropout=keys.attention_dropout,
     initializer_range=keys.initializer_range,
-    **found,
+    **fields,
   )
 
 
@@ -392,15 +392,15 @@ def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
   layers, types = keys.num_hidden_layers, keys.layer_types
   if types and len(types) != layers:
     raise InputError(f'layer_types: {len(types)} layers, and num_hidden_layers is {layers}')
-  found = tuple(name == 'sliding_attention' for name in types) or tuple(
+  by_layer = tuple(name == 'sliding_attention' for name in types) or tuple(
     map(windowed, range(layers))
   )
-  if not any(found):
+  if not any(by_layer):
     return {}
   if not keys.sliding_window:
     raise InputError('sliding_window is missing, but there are layers with a window')
   # As in transformers: includes the place of the token itself under causal attention.
-  return {'windowed': found, 'reach': keys.sliding_window - keys.causal}
+  return {'windowed': by_layer, 'reach': keys.sliding_window - keys.causal}
 
 
 def write_config(config: Config) -> dict[str, Any]:

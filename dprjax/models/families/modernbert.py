@@ -151,7 +151,7 @@ def _tensors(config: Config) -> Iterator[Tensor]:
 def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
   width, inner = config.hidden_size, config.intermediate_size
   qkv = 'query', 'key', 'value'
-  found = stack(
+  tensors = stack(
     num_layers,
     'layers',
     weights('attn.Wqkv', ('attention', qkv[0]), (3 * width, width), config.qkv_bias, qkv),
@@ -162,7 +162,7 @@ def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
     weights('mlp_norm', ('before_mlp',), (width,), config.norm_bias),
   )
   # The embeddings are normalised before the first layer.
-  return (one for one in found if one.layer or one.path[0] != 'before_attention')
+  return (one for one in tensors if one.layer or one.path[0] != 'before_attention')
 
 
 def _dense_tensors(config: Config) -> Iterator[Tensor]:

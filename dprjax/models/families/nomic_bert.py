@@ -39,22 +39,22 @@ _ONLY: dict[str, Any] = {
 
 def _read_config(hf_config: Mapping[str, Any]) -> gte.Config:
   only(hf_config, **_ONLY)
-  given = {_KEYS.get(key, key): value for key, value in hf_config.items()} | {
+  settings = {_KEYS.get(key, key): value for key, value in hf_config.items()} | {
     key: hf_config[key] for key in _KEYS.values() if key in hf_config
   }
   if 'n_embd' in hf_config:
-    act = {'swiglu': 'silu', 'geglu': 'gelu'}.get(given.get('activation_function', 'swiglu'))
+    act = {'swiglu': 'silu', 'geglu': 'gelu'}.get(settings.get('activation_function', 'swiglu'))
     if act is None:
       raise InputError(
-        f'activation_function {given["activation_function"]!r:.60} is not supported; use swiglu or '
-        'geglu'
+        f'activation_function {settings["activation_function"]!r:.60} is not supported; use swiglu '
+        'or geglu'
       )
-    given.setdefault('hidden_act', act)
-    if given.get('rotary_scaling_factor'):
+    settings.setdefault('hidden_act', act)
+    if settings.get('rotary_scaling_factor'):
       # For longer texts the base would depend on the length.
-      given['max_position_embeddings'] = given.get('max_trained_positions', 2048)
+      settings['max_position_embeddings'] = settings.get('max_trained_positions', 2048)
   defaults = {'hidden_act': 'silu', 'hidden_dropout_prob': 0.0, 'rope_theta': 1000.0}
-  keys = llama.read_keys(given, gte.Keys, **defaults, type_vocab_size=2)
+  keys = llama.read_keys(settings, gte.Keys, **defaults, type_vocab_size=2)
   return gte.read(keys, 'nomic_bert')
 
 
