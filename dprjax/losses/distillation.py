@@ -92,11 +92,11 @@ def list_kl(scores: Float[Array, 'B C'], teacher: Float[Array, 'B C']) -> Float[
   """KL(teacher || student) over scored passages; mean over queries with two or more."""
   known = jnp.isfinite(teacher)
   listed = jnp.sum(known, axis=1, dtype=jnp.int32) > 1
-  wanted, given = (
+  wanted, student = (
     jax.nn.log_softmax(jnp.where(known, x, _NONE), axis=1)
     for x in (jnp.where(known, teacher, 0.0), scores)
   )
-  each = jnp.sum(jnp.where(known, jnp.exp(wanted) * (wanted - given), 0.0), axis=1)
+  each = jnp.sum(jnp.where(known, jnp.exp(wanted) * (wanted - student), 0.0), axis=1)
   return jnp.sum(jnp.where(listed, each, 0.0)) / _count(listed)
 
 

@@ -108,24 +108,24 @@ class Gain(NamedTuple):
     return f'; {self.new:+.4f} on the {queries} with new answers'
 
 
-def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
-  before, now = baseline.means[measure], found.means[measure]
+def compare(measure: str, baseline: Scores, result: Scores) -> Gain:
+  before, now = baseline.means[measure], result.means[measure]
   pairs = [
     values - baseline.values[name]
-    for name, values in found.values.items()
+    for name, values in result.values.items()
     if name in baseline.values and len(baseline.values[name]) == len(values) > 0
   ]
   interval: tuple[float | None, float | None] = (None, None)
   better = now > before
-  if pairs and len(pairs) == len(found.values):
+  if pairs and len(pairs) == len(result.values):
     _, low, high = comparison.difference(pairs)
     interval, better = (low, high), low > 0
   else:
     pairs = []
   gain = Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), better)
-  if not pairs or found.new.keys() != found.values.keys():
+  if not pairs or result.new.keys() != result.values.keys():
     return gain
-  fresh = np.concatenate(pairs)[np.concatenate([found.new[name] for name in found.values])]
+  fresh = np.concatenate(pairs)[np.concatenate([result.new[name] for name in result.values])]
   return gain._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
 
 
@@ -152,13 +152,13 @@ def saturated(measure: str, scores: Scores) -> str:
 
 def scores(folder: epath.Path, evaluate: Callable[[], Scores]) -> Scores:
   """The baseline of a run, as `kept` in its workdir, or measured and written there."""
-  found = kept(folder)
-  if found is None:
-    found = evaluate()
+  result = kept(folder)
+  if result is None:
+    result = evaluate()
     if jax.process_index() == 0:
-      write(folder, found)
-    found = found._replace(means=distributed.agree(dict(found.means)))
-  return found
+      write(folder, result)
+    result = result._replace(means=distributed.agree(dict(result.means)))
+  return result
 
 
 def kept(folder: epath.Path, step: int = 0) -> Scores | None:
@@ -167,9 +167,9 @@ def kept(folder: epath.Path, step: int = 0) -> Scores | None:
   All processes call it.
   """
   main = jax.process_index() == 0
-  found = read(folder, step) if main and _path(folder, step).exists() else None
-  means = distributed.agree(None if found is None else dict(found.means))
-  return None if means is None else (found or Scores({}))._replace(means=means)
+  result = read(folder, step) if main and _path(folder, step).exists() else None
+  means = distributed.agree(None if result is None else dict(result.means))
+  return None if means is None else (result or Scores({}))._replace(means=means)
 
 
 def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
@@ -193,12 +193,12 @@ def _path(folder: epath.Path, step: int) -> epath.Path:
 
 
 def read(folder: epath.Path, step: int = 0) -> Scores:
-  kept = reading.read(_path(folder, step), 'scores', _Scores)
+  stored = reading.read(_path(folder, step), 'scores', _Scores)
   return Scores(
-    kept.means,
-    {name: np.array(each, np.float64) for name, each in kept.values.items()},
-    {name: np.array(each, np.bool_) for name, each in kept.new.items()},
-    {name: np.array(each, np.float64) for name, each in kept.fused.items()},
+    stored.means,
+    {name: np.array(each, np.float64) for name, each in stored.values.items()},
+    {name: np.array(each, np.bool_) for name, each in stored.new.items()},
+    {name: np.array(each, np.float64) for name, each in stored.fused.items()},
   )
 
 

@@ -106,14 +106,14 @@ class Checkpoints:
       score = (self._manager.metrics(step) or {}).get(SCORE)
       if score is not None:
         scored.append((score, -step))
-    found, latest = -max(scored)[1] if scored else None, self.latest()
+    highest, latest = -max(scored)[1] if scored else None, self.latest()
     named = None if latest is None else self.extra(latest).get('best_step')
-    if named is not None and named != found:
+    if named is not None and named != highest:
       raise InputError(
         f'{self.folder}: step {latest} names step {named} as the best, but that step is missing or '
         f'has no score; put it back, or choose --step={latest}'
       )
-    return latest if found is None else found
+    return latest if highest is None else highest
 
   def save(
     self,
@@ -223,11 +223,11 @@ class Checkpoints:
     else:
       lines = [line for _, line in reading.read_lines(folder / SUMS, 'checksums')]
       sums = {match[2]: match[1] for match in map(_SUM.fullmatch, lines) if match is not None}
-      found, wrong = _items(folder), []
-      for name in sorted(sums.keys() | found):
+      present, wrong = _items(folder), []
+      for name in sorted(sums.keys() | present):
         if items and name.split('/')[0] not in items:
           continue
-        if name not in found:
+        if name not in present:
           wrong.append(f'{name} is missing')
         elif name not in sums:
           wrong.append(f'{name} was added')
@@ -309,5 +309,5 @@ def _undamaged(place: epath.Path, remedy: str, *more: type[Exception]) -> Iterat
   try:
     yield
   except faults as error:
-    said = ' '.join(str(error).split())[:200]
-    raise InputError(f'{place} cannot be read ({said}); {remedy}') from error
+    message = ' '.join(str(error).split())[:200]
+    raise InputError(f'{place} cannot be read ({message}); {remedy}') from error

@@ -42,9 +42,9 @@ class Kept(NamedTuple):
     return fusion_of(weight, bm25=bm25_index.SETTINGS)
 
   def best_of(self, model: str) -> tuple[Candidate, choosing.Estimate]:
-    own = {name: one for name, one in self.choice.estimates.items() if name.model == model}
-    best = max(own, key=lambda name: own[name].expected)
-    return best, own[best]
+    estimates = {name: one for name, one in self.choice.estimates.items() if name.model == model}
+    best = max(estimates, key=lambda name: estimates[name].expected)
+    return best, estimates[best]
 
   def best_model(self, models: Sequence[str]) -> str:
     return max(models, key=lambda model: self.best_of(model)[1].expected)
@@ -88,8 +88,8 @@ def _fuse(
   learnt = fusion.learn(fusion.candidates(2), fused)
   weight = float(learnt.weights[0])
   if 0 < weight < 1:  # otherwise not a fusion
-    own = model._replace(fused=True)
-    scores[own], weights[own] = learnt.held_out, weight
+    hybrid = model._replace(fused=True)
+    scores[hybrid], weights[hybrid] = learnt.held_out, weight
 
 
 def _cross_fitted(
@@ -98,13 +98,13 @@ def _cross_fitted(
   """Scores of held-out queries, each after the number of updates best on the other parts."""
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders)) - {0}
   sizes = [len(baseline.read(folder).values['']) for folder in folders]
-  found = {step: _joined(folders, step) for step in sorted(common)}
+  by_step = {step: _joined(folders, step) for step in sorted(common)}
   if len(folders) > 1:
     parts = np.repeat(np.arange(len(folders)), sizes)
   else:
     parts = np.random.default_rng(0).permutation(np.arange(sizes[0]) % _PARTS)
-  values = np.stack([one.values[''] for one in found.values()])  # [steps, queries]
-  fused = np.stack([one.fused[''] for one in found.values()])
+  values = np.stack([one.values[''] for one in by_step.values()])  # [steps, queries]
+  fused = np.stack([one.fused[''] for one in by_step.values()])
   rows, chosen = np.arange(len(parts)), best_elsewhere(values, parts)
   return values[chosen, rows], fused[chosen, rows]
 
@@ -113,13 +113,13 @@ def best_elsewhere(
   values: Float[np.ndarray, 'steps queries'], parts: Int[np.ndarray, ' queries']
 ) -> Int[np.ndarray, ' queries']:
   """For each query, the index of the step that is best on the queries of other parts."""
-  found = np.zeros(len(parts), np.int64)
+  steps = np.zeros(len(parts), np.int64)
   for part in np.unique(parts):
     others = values[:, parts != part]
     if others.shape[1] == 0:  # only one query or part
       others = values
-    found[parts == part] = np.argmax(others.sum(axis=1))
-  return found
+    steps[parts == part] = np.argmax(others.sum(axis=1))
+  return steps
 
 
 def fuser(
@@ -186,29 +186,29 @@ class _Written(msgspec.Struct):
   new_queries: int | None = None
 
 
-def write(workdir: epath.Path, kept: Kept) -> None:
-  files.write_json(workdir / workdirs.CHOSEN, kept.choice.record(kept.weights))
+def write(workdir: epath.Path, decision: Kept) -> None:
+  files.write_json(workdir / workdirs.CHOSEN, decision.choice.record(decision.weights))
 
 
 def read(workdir: epath.Path) -> Kept | None:
   path = workdir / workdirs.CHOSEN
   if not path.exists():
     return None
-  found = reading.read(path, 'choice', _Written)
+  stored = reading.read(path, 'choice', _Written)
   estimates, weights = {}, {}
-  for one in found.candidates:
+  for one in stored.candidates:
     name = Candidate(one.model, one.step, one.fused)
     fields = choosing.Estimate._fields
     estimates[name] = choosing.Estimate(*(getattr(one, field) for field in fields))
     if one.bm25_weight is not None:
       weights[name] = one.bm25_weight
-  chosen = Candidate(*found.chosen)
+  chosen = Candidate(*stored.chosen)
   choice = choosing.Choice(
     chosen,
     estimates,
-    found.queries,
-    optimism=found.optimism,
-    new=found.new,
-    new_queries=found.new_queries,
+    stored.queries,
+    optimism=stored.optimism,
+    new=stored.new,
+    new_queries=stored.new_queries,
   )
   return Kept(choice, weights)

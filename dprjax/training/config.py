@@ -53,12 +53,12 @@ def table(method: str, sections: Container[str] = ()) -> types.SimpleNamespace:
 
 
 def values(section: types.SimpleNamespace) -> dict[str, Any]:
-  found: dict[str, Any] = {}
+  settings: dict[str, Any] = {}
   for name, item in vars(section).items():
-    found[name] = values(item) if isinstance(item, types.SimpleNamespace) else item.value
+    settings[name] = values(item) if isinstance(item, types.SimpleNamespace) else item.value
     if getattr(item, 'mixed', False):
-      found[name] = ml_collections.FieldReference(item.value, object)
-  return found
+      settings[name] = ml_collections.FieldReference(item.value, object)
+  return settings
 
 
 def replace(
@@ -193,11 +193,11 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   return config
 
 
-def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
+def embed(config: ml_collections.ConfigDict, keys: Collection[str]) -> bool:
   """Lets a recipe for any data, without a data folder, train on docstrings for some minutes.
 
   Of a prompt for queries and one for both sides, only the first is trained, which is faster.
-  Options on the command line, ``given``, stay. Returns whether the config changed.
+  Options on the command line, ``keys``, stay. Returns whether the config changed.
   """
   if config.data.dir or config.data.get('format') != 'auto' or config.get('tasks'):
     return False
@@ -211,9 +211,9 @@ def embed(config: ml_collections.ConfigDict, given: Collection[str]) -> bool:
     'data.passage_max_length': 96,
     'epochs': min(config.epochs, 4.0),
   }
-  config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in given})
-  asked = any(key.startswith('alternatives.') for key in given)
-  if {*config.alternatives} == {'query', 'both'} and not asked:
+  config.update_from_flattened_dict({k: v for k, v in settings.items() if k not in keys})
+  explicit = any(key.startswith('alternatives.') for key in keys)
+  if {*config.alternatives} == {'query', 'both'} and not explicit:
     config.alternatives = {}
   return True
 
@@ -223,29 +223,29 @@ def given(arguments: Sequence[str]) -> set[str]:
   return {key.removeprefix('--config.') for key in keys if key.startswith('--config.')}
 
 
-def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
+def _prefer(config: ml_collections.ConfigDict, keys: set[str]) -> None:
   """Drops settings of a recipe that would override the command line."""
-  sections = {section for section, _, name in (key.rpartition('.') for key in given)}
+  sections = {section for section, _, name in (key.rpartition('.') for key in keys)}
   for section in sorted(sections):
     if section == 'data' or section.endswith('.data'):
       data = option(config, section)
-      _prefer_dev(data, section, given)
-      named = f'{section}.dir' in given and f'{section}.format' not in given
+      _prefer_dev(data, section, keys)
+      named = f'{section}.dir' in keys and f'{section}.format' not in keys
       if named and data.get('format') == 'docstrings':
         # Other names than those of files are packages.
         there = all(os.path.exists(part.strip()) for part in data.dir.split(','))
         data.format = 'auto' if there else 'docstrings'
-  for name in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
+  for name in sorted(key for key in keys if key.rpartition('.')[2] == 'epochs'):
     section, _, _ = name.rpartition('.')
     over, lengths = 'every' if section.endswith('eval') else 'steps', option(config, section)
     updates = f'{section}.{over}'.lstrip('.')
-    if over in lengths and updates not in given:
+    if over in lengths and updates not in keys:
       lengths[over] = 0
     elif over in lengths and lengths['epochs'] and lengths[over]:
       raise InputError(f'config.{name}, config.{updates}: both set the same length; leave one out')
   alternatives, known = config.get('alternatives') or {}, _table(config)
   for name, entry in alternatives.items():
-    for key in sorted(given & flat(entry.to_dict()).keys()):
+    for key in sorted(keys & flat(entry.to_dict()).keys()):
       if key == 'prompt.sides':
         raise InputError(
           f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
@@ -253,7 +253,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
         )
       # An option for one side selects an alternative, so both keep their own.
       one_sided = 'prompt.sides' in known[key].requires
-      if not one_sided and f'alternatives.{name}.{key}' not in given:
+      if not one_sided and f'alternatives.{name}.{key}' not in keys:
         section, _, leaf = f'alternatives.{name}.{key}'.rpartition('.')
         with option(config, section).unlocked() as changes:
           del changes[leaf]
@@ -262,22 +262,22 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     config.alternatives = {}
 
 
-def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:
+def _prefer_dev(data: ml_collections.ConfigDict, section: str, keys: set[str]) -> None:
   """Lets the source of dev queries on the command line replace that of the recipe."""
   ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
-  asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
-  below = f'{section}.folds_below' in given
-  if len(asked) > 1 and ('dev_split' in asked or not below):
+  sources = [name for name in ways if f'{section}.{name}' in keys and data.get(name)]
+  below = f'{section}.folds_below' in keys
+  if len(sources) > 1 and ('dev_split' in sources or not below):
     raise InputError(
-      f'config.{section}.{asked[-1]}, config.{section}.{asked[0]}: both give dev queries; use one, '
-      f'or set config.{section}.folds_below to use folds and hold_out'
+      f'config.{section}.{sources[-1]}, config.{section}.{sources[0]}: both give dev queries; '
+      f'use one, or set config.{section}.folds_below to use folds and hold_out'
     )
-  off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
-  if f'{section}.hold_out' in given and 'folds' not in asked and not below:
+  off = {'hold_out', 'folds'} if 'dev_split' in sources else {'dev_split'} if sources else set()
+  if f'{section}.hold_out' in keys and 'folds' not in sources and not below:
     off.add('folds')
   for name in off.intersection(data):
     data[name] = ways[name]
-  if asked == ['folds'] and not below:
+  if sources == ['folds'] and not below:
     data.folds_below = 10**9
 
 
@@ -423,18 +423,20 @@ def check_ranges(config: ml_collections.ConfigDict, name: str = 'config') -> Non
         f'{name}.method={config.method}: the config lacks its options {", ".join(lacks)}; begin '
         f'with a recipe of this method, or with default({config.method!r}) in a config file'
       )
-  known, given, own = _known(config, name), flat(config.to_dict()), f'{_own_section(config)}.'
-  owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
-  given = {key: value for key, value in given.items() if key in known or not key.startswith(owns)}
-  options.check(known, given, name, 'dprjax configs --options')
+  known, settings, prefix = _known(config, name), flat(config.to_dict()), f'{_own_section(config)}.'
+  prefixes = (prefix, *(f'alternatives.{one}.{prefix}' for one in config.alternatives))
+  settings = {
+    key: value for key, value in settings.items() if key in known or not key.startswith(prefixes)
+  }
+  options.check(known, settings, name, 'dprjax configs --options')
 
 
 def check_own(config: ml_collections.ConfigDict, table: Mapping[str, options.Option]) -> None:
   """Checks the options of a custom method against its table."""
   section = _own_section(config)
   settings = config.get(section)
-  given = settings.to_dict() if isinstance(settings, ml_collections.ConfigDict) else {}
-  options.check(table, given, f'config.{section}', f'OPTIONS of {config.method}')
+  entries = settings.to_dict() if isinstance(settings, ml_collections.ConfigDict) else {}
+  options.check(table, entries, f'config.{section}', f'OPTIONS of {config.method}')
 
 
 def _table(config: ml_collections.ConfigDict) -> dict[str, options.Option]:
@@ -467,17 +469,17 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, options.Op
         f'tasks.{task}.{key}': spec for task in config.tasks for key, spec in of_task.items()
       }
   for one, entry in config.alternatives.items():
-    given = flat(entry.to_dict())
-    known |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
+    changes = flat(entry.to_dict())
+    known |= {f'alternatives.{one}.{key}': known[key] for key in changes if key in known}
   return known
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """The files that options of the method name, by option."""
-  found: dict[str, Any] = {}
+  paths: dict[str, Any] = {}
   for module in methods.option_modules(config.method, config):
-    found |= module.inputs(config) if hasattr(module, 'inputs') else {}
-  return found
+    paths |= module.inputs(config) if hasattr(module, 'inputs') else {}
+  return paths
 
 
 def split_argument(

@@ -165,8 +165,8 @@ def find_data(
   section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh
 ) -> DataSource:
   """The data of a dual encoder; evaluation re-ranks candidates of the dev split."""
-  found = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
-  return with_negatives(found).texts()
+  data = retrieval_data.find_splits(section, config, workdir, devices, kind=Candidates)
+  return with_negatives(data).texts()
 
 
 def templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
@@ -301,8 +301,8 @@ def ranking(
       query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
       for query, count, end in zip(query_ids, counts, ends, strict=True)
     }
-    found = measures.measure(trec.run_from_dict(rankings), qrels, wanted)
-    return Scores(found['mean'], of_queries(found, wanted[0]))
+    report = measures.measure(trec.run_from_dict(rankings), qrels, wanted)
+    return Scores(report['mean'], of_queries(report, wanted[0]))
 
   return evaluate
 
@@ -324,14 +324,14 @@ def export(
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
-  made = retrieval_data.batch_shapes(config, model, tokenizer)
-  queries, candidates = made.arrays['passage_index'].shape
+  batch = retrieval_data.batch_shapes(config, model, tokenizer)
+  queries, candidates = batch.arrays['passage_index'].shape
   settings = config.data
   longest = tokenizer.pair_length(settings.query_max_length, settings.passage_max_length)
-  padded = (made.arrays[f'{side}_tokens'].shape[-1] for side in ('query', 'passage'))
+  padded = (batch.arrays[f'{side}_tokens'].shape[-1] for side in ('query', 'passage'))
   pairs = queries * candidates
-  return made._replace(
-    arrays={name: leaf for name, leaf in made.arrays.items() if name != 'negative_source'},
+  return batch._replace(
+    arrays={name: leaf for name, leaf in batch.arrays.items() if name != 'negative_source'},
     calls=((pairs, min(tokenizer.pair_length(*padded), longest)),),
     texts={'queries': queries, 'pairs': pairs},
     longest=longest,

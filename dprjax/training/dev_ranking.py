@@ -113,35 +113,35 @@ class Frozen:
           f'(config.data.{side}_max_length); the baseline reads {longer}'
         )
     for name in ('pooling', 'normalize', *(f'{side}_prefix' for side in SIDES)):
-      own, other = getattr(ours, name), getattr(theirs, name)
-      if own != other:
+      our, their = getattr(ours, name), getattr(theirs, name)
+      if our != their:
         option = f'data.{name}' if name.endswith('_prefix') else name
         lines.append(
-          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
+          f'config.{option} is {our!r}; the baseline has {their!r}, as dprjax encode without a '
           'prompt'
         )
     return lines
 
   def vectors(
-    self, side: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
+    self, side: str, texts: Sequence[str], fixed: Float[np.ndarray, 'n H'] | None = None
   ) -> Float[np.ndarray, 'n H']:
-    """Vectors of the texts, ``made`` if given. Up to 100,000 are kept in the workdir."""
+    """Vectors of the texts, ``fixed`` if given. Up to 100,000 are kept in the workdir."""
     if len(texts) > _MOST_KEPT:
-      return self._encoder.encode(texts, side) if made is None else made
+      return self._encoder.encode(texts, side) if fixed is None else fixed
     path = self._folder / f'{side}.npz'
     # Everything that decides a vector, except the text.
     settings = manifest.describe(self._encoder, side, 'float32', '')
     meta = json.dumps(dataclasses.asdict(settings), sort_keys=True)
     known: dict[bytes, np.ndarray] = {}
     if path.exists():
-      found = arrays.read_arrays(path, 'frozen vectors', remedy='remove it to make it again')
-      if str(found.get('meta')) == meta:
-        known = dict(zip(map(bytes, found['texts']), found['vectors'], strict=True))
+      stored = arrays.read_arrays(path, 'frozen vectors', remedy='remove it to make it again')
+      if str(stored.get('meta')) == meta:
+        known = dict(zip(map(bytes, stored['texts']), stored['vectors'], strict=True))
     keys = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
     places = {key: place for place, key in enumerate(keys) if key not in known}
     if places:
       rows = [*places.values()]
-      new = self._encoder.encode([texts[i] for i in rows], side) if made is None else made[rows]
+      new = self._encoder.encode([texts[i] for i in rows], side) if fixed is None else fixed[rows]
       known |= dict(zip(places, new, strict=True))
       self._folder.mkdir(exist_ok=True)
       content = {
@@ -191,11 +191,13 @@ class DevRanking:
     passages = np.arange(tokens.num_passages)
     if 0 < config.eval.corpus_limit < len(passages):
       # The passages of dev queries (which may exceed the limit) and a random sample.
-      own = np.unique(np.concatenate([row.relevant for row in query_rows]))
+      relevant = np.unique(np.concatenate([row.relevant for row in query_rows]))
       drawn = np.random.default_rng(config.seed).choice(
-        np.setdiff1d(passages, own), max(config.eval.corpus_limit - len(own), 0), replace=False
+        np.setdiff1d(passages, relevant),
+        max(config.eval.corpus_limit - len(relevant), 0),
+        replace=False,
       )
-      passages = np.sort(np.concatenate([own, drawn]))
+      passages = np.sort(np.concatenate([relevant, drawn]))
     self._passages = passages
     self.query_ids, self.passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
     names = dict(zip(passages.tolist(), self.passage_ids, strict=True))
@@ -282,23 +284,23 @@ class DevRanking:
 
   def frozen(self) -> Scores:
     """Scores of `Frozen`, which process 0 measures; only it has the values of single queries."""
-    found = Scores({}, {})
+    scores = Scores({}, {})
     if jax.process_index() == 0:
       encoder = Frozen(self.data.config, self.data.workdir, self.tokenizer)
       texts = self.texts()
-      made = {} if encoder.differs('passage') else self.fixed
-      found = self.measure(
-        {side: encoder.vectors(side, texts[side], made.get(side)) for side in SIDES}
+      fixed = {} if encoder.differs('passage') else self.fixed
+      scores = self.measure(
+        {side: encoder.vectors(side, texts[side], fixed.get(side)) for side in SIDES}
       )
-    return found._replace(means=distributed.agree(dict(found.means)))
+    return scores._replace(means=distributed.agree(dict(scores.means)))
 
   def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
     k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)
     top = exact.search(vectors['query'], vectors['passage'], k, ids_at=ids_at)
     run = trec.run_from_rows(self.query_ids, self.passage_ids, top.rows, top.scores)
-    found = measures.measure(run, self._qrels, self._wanted)
-    measured = found['per_query'][self._wanted[0]]
+    report = measures.measure(run, self._qrels, self._wanted)
+    measured = report['per_query'][self._wanted[0]]
     new = {'': np.array([self._new[id_] for id_ in measured])} if self._new else {}
     fuse = self._with_words
     fused = {} if fuse is None else {'': fuse(vectors, [*measured])}
-    return Scores(found['mean'], of_queries(found, self._wanted[0]), new, fused)
+    return Scores(report['mean'], of_queries(report, self._wanted[0]), new, fused)

@@ -401,8 +401,8 @@ def resolve_settings(
   requires = methods.load(config.method).requires
   changes = {}
   for name in names:
-    own = getattr(spec, name.removeprefix('data.'))
-    changes[name] = begun.get(name, requires.get(name, own))
+    value = getattr(spec, name.removeprefix('data.'))
+    changes[name] = begun.get(name, requires.get(name, value))
   line = ', '.join(f'config.{name}={changes[name]!r}' for name in names if name not in requires)
   for side in SIDES:
     buckets, length = config.data[f'{side}_buckets'], changes.get(f'data.{side}_max_length', 0)

@@ -63,9 +63,9 @@ class MetricLog:
     workdir = epath.Path(workdir)
     path = workdir / 'metrics.jsonl'
     if path.exists():
-      kept = _until(path, resume_step)
+      lines = _until(path, resume_step)
       with files.atomic_write(path) as file:
-        file.writelines(kept)
+        file.writelines(lines)
     try:
       for name in _names(config.log.to):
         self._trackers.append(_open(name, workdir, resume_step, config))
@@ -92,18 +92,18 @@ class MetricLog:
 
 
 def _until(path: epath.Path, step: int) -> list[str]:
-  kept: list[str] = []
+  lines: list[str] = []
   if not files.is_empty(path):
     with reading.open_text(path, 'metrics') as file, reading.decoding(str(path)):
       for number, line in enumerate(file, start=1):
         where = f'{path}, line {number}'
         try:
           if reading.parse(line, where, _Row).step <= step:
-            kept.append(line.rstrip('\n') + '\n')
+            lines.append(line.rstrip('\n') + '\n')
         except InputError:
           if line.endswith('\n'):  # not where a kill cut it off
             raise
-  return kept
+  return lines
 
 
 def check(to: str) -> None:

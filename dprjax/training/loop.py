@@ -35,12 +35,12 @@ class Rival(NamedTuple):
   name: str
   scores: methods.Scores
 
-  def beats(self, measure: str, found: methods.Scores, step: int, total: int) -> bool:
-    """Whether to stop a training with the scores ``found``. All processes call it.
+  def beats(self, measure: str, scores: methods.Scores, step: int, total: int) -> bool:
+    """Whether to stop a training with these ``scores``. All processes call it.
 
     True after a fifth of its updates, if the 95 % interval of the lead of the rival lies above 0.
     """
-    low = baseline.compare(measure, found, self.scores).low
+    low = baseline.compare(measure, scores, self.scores).low
     return distributed.agree(step >= _RACED * total and low is not None and low > 0)
 
 
@@ -250,8 +250,8 @@ class Loop:
   def baseline(self) -> methods.Scores:
     """The dev scores of the baseline, by the evaluation of this training."""
     assert self._evaluate is not None
-    found = self._evaluate(self._setup.model.baseline(self._untrained))
-    return self._setup.data.floor(found)
+    scores = self._evaluate(self._setup.model.baseline(self._untrained))
+    return self._setup.data.floor(scores)
 
   def begin(self, start: methods.Scores | None) -> None:
     """Logs the baseline ``start``, if there is a dev split."""
@@ -262,8 +262,8 @@ class Loop:
       say(self._choice.shown)
     if self._start is not None and not self._resumed:
       self._metrics.write(0, baseline.metrics(self._start))
-      own = self._setup.data.frozen is None
-      whose = 'before the training' if own else 'dprjax encode without a prompt'
+      by_training = self._setup.data.frozen is None
+      whose = 'before the training' if by_training else 'dprjax encode without a prompt'
       say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
     self._shorter: methods.Scores | None = None
     if self._start is not None and self._setup.data.shorter():
@@ -296,32 +296,32 @@ class Loop:
     assert self._start is not None
     config, began = self._setup.config, time.monotonic()
     self._read_all()
-    found = self._evaluate({**self._frozen, **self._state.model})
-    gain = baseline.compare(config.eval.measure, self._start, found)
+    scores = self._evaluate({**self._frozen, **self._state.model})
+    gain = baseline.compare(config.eval.measure, self._start, scores)
     # Process 0 decides, so that all stop at the same step.
-    means, numbers = distributed.agree([dict(found.means), gain._asdict()])
-    found, gain = found._replace(means=means), baseline.Gain(**numbers)
+    means, numbers = distributed.agree([dict(scores.means), gain._asdict()])
+    scores, gain = scores._replace(means=means), baseline.Gain(**numbers)
     score = means[config.eval.measure]
     beaten, rival = '', self._part.rival
-    if rival is not None and rival.beats(config.eval.measure, found, self.step, self.total):
+    if rival is not None and rival.beats(config.eval.measure, scores, self.step, self.total):
       beaten = rival.name
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
     if better:
-      notes = [found.note]
+      notes = [scores.note]
       if self._shorter is not None:
-        equal = baseline.compare(config.eval.measure, self._shorter, found)
+        equal = baseline.compare(config.eval.measure, self._shorter, scores)
         notes.append(f'{equal.shown} on {equal.baseline:.4f} of the encoder with equal lengths')
       self.standing.note = '; '.join(filter(None, notes))
     self._progress.pause(time.monotonic() - began)
-    self._metrics.write(self.step, baseline.metrics(found, gain))
+    self._metrics.write(self.step, baseline.metrics(scores, gain))
     if self._main and (config.eval.choose or not self._part.whole):  # kept for comparisons
-      baseline.write(self._setup.workdir, found, self.step)
+      baseline.write(self._setup.workdir, scores, self.step)
     best = self.standing
     words = 'best so far' if better else f'best {best.best:.4f} at step {best.best_step}'
     if best.gain is not None and best.gain.difference <= 0:
       words = 'none better than before'
     self._setup.say(
-      f'step {self.step}/{self.total}  dev {shown_scores(found)}  ({words})  {gain.shown} on '
+      f'step {self.step}/{self.total}  dev {shown_scores(scores)}  ({words})  {gain.shown} on '
       f'{gain.baseline:.4f} before  {duration(time.monotonic() - began)}'
     )
     return score

@@ -57,5 +57,5 @@ def option_modules(method: str, sections: Container[str] = ()) -> list[types.Mod
   if method in METHODS:
     return [importlib.import_module(name) for name in METHODS[method].options]
   every = dict.fromkeys(path for name in names() for path in METHODS[name].options)
-  found = [importlib.import_module(path) for path in every]
-  return [module for module in found if all(name in sections for name in vars(module.table()))]
+  modules = [importlib.import_module(path) for path in every]
+  return [module for module in modules if all(name in sections for name in vars(module.table()))]

@@ -40,17 +40,17 @@ class Option(NamedTuple):
     return self._replace(optional=optional, requires=rules)
 
 
-def check(table: Mapping[str, Option], given: Mapping[str, Any], name: str, start: str) -> None:
+def check(table: Mapping[str, Option], settings: Mapping[str, Any], name: str, start: str) -> None:
   """Checks that exactly the options of a table are given, with allowed values.
 
   Messages have ``name``, such as ``config``, before options, and ``start``, the place with all.
   """
-  for key in sorted(given.keys() ^ table.keys()):
-    fault = 'there is no such option' if key in given else 'it is missing'
+  for key in sorted(settings.keys() ^ table.keys()):
+    fault = 'there is no such option' if key in settings else 'it is missing'
     raise InputError(f'{name}.{key}: {fault}; {start} has all options')
   for key, spec in table.items():
-    if not spec.fits(given[key]):
-      raise InputError(f'{name}.{key}: expected {spec.expected}, not {given[key]!r:.60}')
+    if not spec.fits(settings[key]):
+      raise InputError(f'{name}.{key}: expected {spec.expected}, not {settings[key]!r:.60}')
 
 
 def text(value: str) -> Option:

@@ -35,14 +35,14 @@ _SHARD_ROWS = 5000  # at most this many rows are lost by an interruption
 class DiskVectors:
   """Vectors on disk; ``take`` finds ``ids`` by number."""
 
-  def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
-    self.folder = found.folder
+  def __init__(self, stored: embeddings.Embeddings, ids: Sequence[str]):
+    self.folder = stored.folder
     # Remote files cannot be read row by row.
-    remote = base_files.is_remote(found.folder)
-    self._files = [np.asarray(shard) if remote else shard for shard in found.shards]
+    remote = base_files.is_remote(stored.folder)
+    self._files = [np.asarray(shard) if remote else shard for shard in stored.shards]
     self._starts = np.cumsum([0, *map(len, self._files)])
-    self._width = found.meta.dimension
-    self._place_of = {id_: place for place, id_ in enumerate(found.ids)}
+    self._width = stored.meta.dimension
+    self._place_of = {id_: place for place, id_ in enumerate(stored.ids)}
     self._places = self._find(ids)
 
   def take(self, rows: jt.Int[np.ndarray, '*n']) -> jt.Float32[np.ndarray, '*n H']:
@@ -88,28 +88,28 @@ def open_passages(
 ) -> DiskVectors:
   encoder = _encoder(config, workdir, tokenizer)
   dataset = sources.load_dataset(source)
-  given = config.data.passage_embeddings
-  folder = given or workdir / workdirs.PASSAGES
-  if not given:
+  path = config.data.passage_embeddings
+  folder = path or workdir / workdirs.PASSAGES
+  if not path:
     texts, named = list(dataset.passages), str(dataset.files['corpus'])
-    found = _encode(encoder, 'passage', texts, folder, named)
+    stored = _encode(encoder, 'passage', texts, folder, named)
   else:
-    found = _load(folder)
-    found.check_side('passage', _OPTION)
+    stored = _load(folder)
+    stored.check_side('passage', _OPTION)
     manifest.check_same_space(
       _OPTION,
-      found.meta.space(),
+      stored.meta.space(),
       'the backbone of this config',
-      manifest.describe(encoder, 'passage', found.meta.dtype, '').space(),
+      manifest.describe(encoder, 'passage', stored.meta.dtype, '').space(),
       'set config.pooling, config.normalize, config.data.passage_max_length and '
       'config.data.passage_prefix as in the folder, or encode again',
     )
-  passages = DiskVectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
+  passages = DiskVectors(stored, tokens.passage_ids(np.arange(tokens.num_passages)))
   # The digest of a larger folder cannot be compared.
   if (
-    given
-    and len(found) == dataset.total_passages()
-    and digest(dataset.passages) != found.meta.input_sha256
+    path
+    and len(stored) == dataset.total_passages()
+    and digest(dataset.passages) != stored.meta.input_sha256
   ):
     raise InputError(
       f'{_OPTION}: {folder} was made from other texts, or in another order, than '
@@ -131,8 +131,8 @@ def open_queries(
   """
   dataset, encoder = sources.load_dataset(source), _encoder(config, workdir, tokenizer)
   named = str(dataset.files['queries'])
-  found = _encode(encoder, 'query', dataset.queries, workdir / _QUERIES, named)
-  return DiskVectors(found, tokens.query_ids(np.arange(tokens.num_queries)))
+  stored = _encode(encoder, 'query', dataset.queries, workdir / _QUERIES, named)
+  return DiskVectors(stored, tokens.query_ids(np.arange(tokens.num_queries)))
 
 
 def _encode(

@@ -93,10 +93,10 @@ class Retrieval:
     paths |= {f'dev {role}': path for role, path in dev.items() if path != paths.get(role)}
     if self.config.distillation.loss != 'none':
       paths['teacher scores'] = distillation.scores_file(self.section, self.config)
-    if given := self.config.data.passage_embeddings:
+    if path := self.config.data.passage_embeddings:
       from dprjax.encoding import embeddings, manifest
 
-      folder = embeddings.load_embeddings(given, verify=False).folder
+      folder = embeddings.load_embeddings(path, verify=False).folder
       paths['passage embeddings'] = folder / manifest.MANIFEST
     return paths
 

@@ -51,12 +51,12 @@ class _Written(msgspec.Struct):
 
 
 def _parse(value: Mapping[str, Any], where: str) -> Chosen:
-  found = reading.convert(value, where, _Written)
+  stored = reading.convert(value, where, _Written)
   gains = {}
-  for name, gain in found.gains.items():
+  for name, gain in stored.gains.items():
     artifact.check_gain(where, gain)
     gains[name] = baseline.Gain(**gain)
-  return Chosen(gains, found.chosen, found.steps, found.schedule, found.best_steps)
+  return Chosen(gains, stored.chosen, stored.steps, stored.schedule, stored.best_steps)
 
 
 def choose_alternative(
@@ -87,9 +87,9 @@ def choose_alternative(
       from dprjax.training import choice as choices  # imports BM25
 
       folders = {name: workdirs.alternative(workdir, name) for name in experiments}
-      kept = choices.decide({name: workdirs.scored(folder) for name, folder in folders.items()})
-      choices.write(workdir, kept)
-      best = kept.best_model([*experiments])
+      decision = choices.decide({name: workdirs.scored(folder) for name, folder in folders.items()})
+      choices.write(workdir, decision)
+      best = decision.best_model([*experiments])
     best = distributed.agree(best)
     choice = _keep(workdir, Chosen(gains, best))
     shown = ', '.join(f'{name} {gain.best:.4f} ({gain.shown})' for name, gain in gains.items())
@@ -194,12 +194,12 @@ def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.
 
 
 def _read(workdir: epath.Path) -> Chosen | None:
-  path, found = workdir / workdirs.SELECTION, None
+  path, record = workdir / workdirs.SELECTION, None
   if jax.process_index() == 0 and path.exists():
-    found = reading.read_json_object(path, 'selection')
-    _parse(found, str(path))
-  found = distributed.agree(found)
-  return None if found is None else _parse(found, str(path))
+    record = reading.read_json_object(path, 'selection')
+    _parse(record, str(path))
+  record = distributed.agree(record)
+  return None if record is None else _parse(record, str(path))
 
 
 def _keep(workdir: epath.Path, choice: Chosen | None) -> Chosen:

@@ -56,8 +56,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       dual_encoder.resolve_settings(one, begun, load) for one in (config, *experiments.values())
     )
   experiments = dict(zip(experiments, (one for one, _ in rest), strict=True))
-  given = configs.to_json(config)
-  if distributed.agree(given) != given:
+  text = configs.to_json(config)
+  if distributed.agree(text) != text:
     raise InputError(
       f'process {jax.process_index()} has another --config than process 0; give all processes the '
       'same'
@@ -116,10 +116,10 @@ def train_one(devices: jax.sharding.Mesh, say: Callable[[str], None], part: Tria
 
 def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None]) -> Setup:
   """Prepares text, backbone and parameters: everything that can fail before training."""
-  given, workdir, main = part.config, part.workdir, jax.process_index() == 0
-  method = methods.load(given.method)
-  config = configs.settle(given, devices.devices.flat[0].platform)
-  workdirs.check_workdir(given, workdir)
+  experiment, workdir, main = part.config, part.workdir, jax.process_index() == 0
+  method = methods.load(experiment.method)
+  config = configs.settle(experiment, devices.devices.flat[0].platform)
+  workdirs.check_workdir(experiment, workdir)
   machine.keep_programs()
   path = workdirs.backbone_path(config, workdir)
   with distributed.turn():
@@ -127,7 +127,7 @@ def prepare(part: Trial, devices: jax.sharding.Mesh, say: Callable[[str], None])
     if path == config.backbone.path:
       hub.check_readable(path)
     if main:
-      workdirs.claim_workdir(given, workdir)
+      workdirs.claim_workdir(experiment, workdir)
     make_backbone(config, workdir, texts.read, method.needs)
   if texts.folds is not None:
     from dprjax.training import selection
@@ -236,8 +236,8 @@ def make_backbone(
       if needs:
         from dprjax.models.head_specs import HEADS, Head  # few methods have one
 
-        made = {name: HEADS[name].init(model, jax.random.key(config.seed)) for name in needs}
-        heads = {name: Head(jax.device_get(head)) for name, head in made.items()}
+        head_params = {name: HEADS[name].init(model, jax.random.key(config.seed)) for name in needs}
+        heads = {name: Head(jax.device_get(head)) for name, head in head_params.items()}
       model_folders.save_backbone(path, model, params, source=folder, heads=heads)
 
 
@@ -266,9 +266,9 @@ def last_words(setup: Setup, part: Trial, gain: baseline.Gain | None, ended: str
   if config.eval.choose and (workdirs.top(setup.workdir) / workdirs.CHOSEN).exists():
     from dprjax.training import choice  # imports BM25
 
-    kept = choice.read(workdirs.top(setup.workdir))
-    assert kept is not None
-    chosen = f'Chosen of {len(kept.choice.estimates) + 1}: {kept.choice.verdict}'
+    decision = choice.read(workdirs.top(setup.workdir))
+    assert decision is not None
+    chosen = f'Chosen of {len(decision.choice.estimates) + 1}: {decision.choice.verdict}'
     return f'{chosen}. {ended[0].upper()}{ended[1:]}. {next_of_choice(setup)}'
   if gain.difference > 0 or methods.load(config.method).intermediate(config, setup.trainable):
     return f'{ended}. {gain.verdict}. Next: {command}'

@@ -46,8 +46,8 @@ class State(NamedTuple):
     """The content of a checkpoint besides ``model``."""
     if self.average is None:
       return self.opt_state
-    found = {'optimizer': self.opt_state, 'trainable': self.trainable}
-    return found if self.start is None else found | {'start': self.start}
+    content = {'optimizer': self.opt_state, 'trainable': self.trainable}
+    return content if self.start is None else content | {'start': self.start}
 
   def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
     """The inverse of ``model`` and ``rest``."""

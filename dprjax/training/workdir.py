@@ -114,9 +114,9 @@ def write_saturated(workdir: epath.Path, why: str) -> None:
 
 def show_held_out(workdir: epath.Path, chosen: str) -> None:
   """Copies the judgements of held-out queries from the chosen alternative."""
-  if (found := alternative(workdir, chosen) / DEV).exists():
+  if (judgements := alternative(workdir, chosen) / DEV).exists():
     files.clear(workdir / DEV)
-    found.copy(workdir / DEV, overwrite=True)
+    judgements.copy(workdir / DEV, overwrite=True)
 
 
 def seen_queries(workdir: epath.Path) -> seen.Seen:
@@ -222,16 +222,16 @@ def model_name(config: ml_collections.ConfigDict) -> str:
 
 def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:
   """The files of the initial model of a training, by role."""
-  found = {
+  by_role = {
     f'backbone ({path.name})': path
     for path in sorted(epath.Path(folder).iterdir(), key=str)
     if path.suffix in ('.json', '.safetensors', '.txt', '.model') and not path.is_dir()
   }
   if config.prompt.init_from:
-    found['config.prompt.init_from'] = repository.locate(
+    by_role['config.prompt.init_from'] = repository.locate(
       config.prompt.init_from, 'prompt.npz', 'config.prompt.init_from'
     )
-  return found
+  return by_role
 
 
 def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
@@ -294,15 +294,15 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   """Whether the workdir has results, which must be of this experiment."""
   if not (stored := begun_options(workdir)):
     return False
-  given = configs.flat(json.loads(configs.to_json(config)))
+  options = configs.flat(json.loads(configs.to_json(config)))
   differ = [
     key
-    for key in sorted(stored.keys() | given.keys())
-    if _resolved(stored.get(key)) != _resolved(given.get(key)) and not key.startswith(_FREE)
+    for key in sorted(stored.keys() | options.keys())
+    if _resolved(stored.get(key)) != _resolved(options.get(key)) and not key.startswith(_FREE)
   ]
   if differ:
     shown = '; '.join(
-      f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
+      f'{key}: {stored.get(key)!r} there, {options.get(key)!r} here' for key in differ[:3]
     )
     more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
     raise InputError(
@@ -350,11 +350,11 @@ def _read(workdir: epath.PathLike) -> dict[str, Any]:
     if hasattr(module, 'task_table') and isinstance(merged['tasks'], dict):
       table = ml_collections.ConfigDict(configs.values(module.task_table()))
       entry = json.loads(configs.to_json(table))
-      merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
+      merged['tasks'] = {name: _merge(entry, task) for name, task in merged['tasks'].items()}
   return merged
 
 
-def _merge(defaults: Any, given: Any) -> Any:
-  if not (isinstance(defaults, dict) and isinstance(given, dict)):
-    return given
-  return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}
+def _merge(defaults: Any, stored: Any) -> Any:
+  if not (isinstance(defaults, dict) and isinstance(stored, dict)):
+    return stored
+  return defaults | {key: _merge(defaults.get(key), value) for key, value in stored.items()}
