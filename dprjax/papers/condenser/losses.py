@@ -188,9 +188,9 @@ def nt_xent_scores(
   column = jnp.arange(everything.shape[0], dtype=jnp.int32)
   allowed = row[:, None] != column[None, :]
   if keys is not None:
-    own, sibling = (jnp.take(keys, place)[:, None] for place in (row, row ^ 1))
+    key, sibling = (jnp.take(keys, place)[:, None] for place in (row, row ^ 1))
     theirs = jnp.take(keys, column ^ 1)[None, :]
-    equal = (own == keys[None, :]) | (sibling == keys[None, :]) | (own == theirs)
+    equal = (key == keys[None, :]) | (sibling == keys[None, :]) | (key == theirs)
     allowed &= (column[None, :] == (row ^ 1)[:, None]) | ~equal
   return ScoreMatrix(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
 

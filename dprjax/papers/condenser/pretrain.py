@@ -217,10 +217,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       if settings.views == 'siblings':
         texts = jnp.stack([first, second], axis=1).reshape(2 * len(first), -1)
         keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
-        found = losses.nt_xent(texts, devices, temperature=config.temperature, keys=keys)
+        ranking = losses.nt_xent(texts, devices, temperature=config.temperature, keys=keys)
       else:
         index = same['second'][:, None]
-        found = contrastive.info_nce(
+        ranking = contrastive.info_nce(
           first,
           second[:, None],
           index,
@@ -229,7 +229,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
           temperature=config.temperature,
           query_index=same['first'],
         )
-      metrics['contrast'], metrics['accuracy'] = jnp.mean(found.loss), jnp.mean(found.accuracy)
+      metrics['contrast'], metrics['accuracy'] = jnp.mean(ranking.loss), jnp.mean(ranking.accuracy)
       value += settings.contrast_weight * metrics['contrast']
     return value, metrics
 
@@ -319,13 +319,13 @@ def export(
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
   # Only settings that differ from those of a bare folder of dprjax need files.
-  longest, own = backbone.config.max_tokens, None
+  longest, folder_spec = backbone.config.max_tokens, None
   if (spec.pooling, spec.normalize) != ('cls', False):
-    own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)
+    folder_spec = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)
   checkpoint = {
     'params': dual_encoder.encoder_params(backbone, trained),
     'heads': dual_encoder.export_heads(backbone, trained, settings),
-    'spec': own,
+    'spec': folder_spec,
   }
   return Product({'': checkpoint}, *prompt)
 

@@ -73,25 +73,25 @@ def read_documents(paths: Sequence[files.PathLike], report: ReadReport) -> Itera
 
 
 def find_files(paths: Sequence[files.PathLike], report: ReadReport) -> list[epath.Path]:
-  found: list[epath.Path] = []
+  listed: list[epath.Path] = []
   for path in paths:
-    given = files.existing(path, 'text')
-    if given.is_dir():
-      inside = list(_walk(given, report))
+    source = files.existing(path, 'text')
+    if source.is_dir():
+      inside = list(_walk(source, report))
     else:
-      files.regular_file(given, 'text')  # read twice: once for its checksum
-      inside = [given] if _kind(given) else []
+      files.regular_file(source, 'text')  # read twice: once for its checksum
+      inside = [source] if _kind(source) else []
     if not inside:
-      report.count(f'paths without a file of {", ".join(KINDS)}: skipped', str(given))
-    found += inside
-  return found
+      report.count(f'paths without a file of {", ".join(KINDS)}: skipped', str(source))
+    listed += inside
+  return listed
 
 
 def _walk(
   folder: epath.Path, report: ReadReport, above: tuple[str, ...] = ()
 ) -> Iterator[epath.Path]:
-  own = str(files.resolved(folder))
-  if own in above:  # a link that leads up again
+  resolved = str(files.resolved(folder))
+  if resolved in above:  # a link that leads up again
     return
   for name in ('corpus.jsonl', 'collection.tsv', 'psgs_w100.tsv'):
     for ending in ('', *reading.COMPRESSED):
@@ -102,7 +102,7 @@ def _walk(
     if child.name.startswith('.'):
       continue
     if child.is_dir():
-      yield from _walk(child, report, (*above, own))
+      yield from _walk(child, report, (*above, resolved))
     elif (
       _kind(child) is None or files.is_special(child) or not child.exists() or files.is_empty(child)
     ):

@@ -74,7 +74,7 @@ def make_view_batches(
   room = max_length - tokenizer.num_specials
   longest = min(max_length, int(texts.num_tokens.max()) + tokenizer.num_specials)
   longest_bucket(longest, buckets, 'buckets')
-  own = process_rows(batch_size, process_index, process_count)
+  own_rows = process_rows(batch_size, process_index, process_count)
   rows, lacking = np.arange(texts.num_passages, dtype=np.int32), ''
   if spans:
     shortest = 2 * min(MIN_SPAN, span_length)
@@ -117,14 +117,14 @@ def make_view_batches(
     passages = _Passages(ends, texts.num_tokens[index])
     # For the whole global batch, so that rows do not depend on the number of processes.
     chances = np.random.default_rng([seed, _DRAW, step]).random((3, len(index)))
-    tokens = table.lists(columns[0][own])
-    skipped = int(passages.sizes[: own.start].sum())
+    tokens = table.lists(columns[0][own_rows])
+    skipped = int(passages.sizes[: own_rows.start].sum())
     own_words = words.flat[skipped : skipped + len(tokens.flat)]
-    batch = {'passage_index': index[own]}
+    batch = {'passage_index': index[own_rows]}
     for name, pieces in zip(('first', 'second'), draw(passages, words.flat, chances), strict=False):
       lengths = np.sum([piece.lengths for piece in pieces], axis=0) + tokenizer.num_specials
       width = smallest_bucket(lengths, buckets)
-      own_pieces = [_Piece(piece.starts[own], piece.lengths[own]) for piece in pieces]
+      own_pieces = [_Piece(piece.starts[own_rows], piece.lengths[own_rows]) for piece in pieces]
       text, numbers, mask = _assemble(tokenizer, own_pieces, tokens, own_words, width)
       batch |= {f'{name}_tokens': text, f'{name}_words': numbers, f'{name}_mask': mask}
     return batch
@@ -246,10 +246,10 @@ def _around(ends: Integers, number: int, keep: bool, room: int) -> tuple[int, in
   sides = [-1, 1]
   while sides:
     side = sides.pop(0)
-    other = low - 1 if side < 0 else high
-    if 0 <= other < len(ends) and (size := borders[other + 1] - borders[other]) <= left:
+    neighbour = low - 1 if side < 0 else high
+    if 0 <= neighbour < len(ends) and (size := borders[neighbour + 1] - borders[neighbour]) <= left:
       left -= size
-      low, high = min(low, other), max(high, other + 1)
+      low, high = min(low, neighbour), max(high, neighbour + 1)
       sides.append(side)
   if keep or high - low > 1:
     return borders[low], borders[high]

@@ -104,9 +104,9 @@ def spec(prompt: Prompt) -> task_templates.Spec:
 def check_template(prompt: Prompt, kinds: Sequence[str]) -> None:
   there = prompt.meta['template'] if prompt.meta['kind'] == NAME else ()
   if set(there) != set(kinds):
-    found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
+    actual = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
     raise InputError(
-      f"{prompt.path}: a prompt of {found}, but a prompt of kind 'template' for "
+      f"{prompt.path}: a prompt of {actual}, but a prompt of kind 'template' for "
       f'{" and ".join(kinds)} is needed here'
     )
 
@@ -121,24 +121,24 @@ def check_head(prompt: Prompt, head_sha256: str) -> None:
 
 def arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
   """The axes of the arrays of a file; see ``adapter.Kind``."""
-  given = meta.get('template')
-  kinds = ('pair',) if isinstance(given, dict) and 'pair' in given else SIDES
-  found = convert(dict(meta), f'{path}: meta', _PairMeta if kinds == ('pair',) else _Meta)
-  if found.template != (known := {kind: task_templates.FORMS[kind] for kind in kinds}):
-    raise InputError(f'{path}: the template in meta is {found.template!s:.200}, not {known}')
+  template = meta.get('template')
+  kinds = ('pair',) if isinstance(template, dict) and 'pair' in template else SIDES
+  fields = convert(dict(meta), f'{path}: meta', _PairMeta if kinds == ('pair',) else _Meta)
+  if fields.template != (known := {kind: task_templates.FORMS[kind] for kind in kinds}):
+    raise InputError(f'{path}: the template in meta is {fields.template!s:.200}, not {known}')
   prompts = [name for kind in kinds for name in task_templates.PROMPTS[kind]]
-  return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in found.words}
+  return {f'{SLOTS}{name}': 'P H' for name in prompts if name not in fields.words}
 
 
 def of_prompts(
   prompts: Sequence[Prompt], tokenizer: Tokenizer, config: EncoderConfig
 ) -> tuple[TaskTemplates, LearnedTokens | None]:
   """The templates of prompts with equal kinds of input and fixed layers, and their vectors."""
-  made = TaskTemplates.make([spec(prompt) for prompt in prompts], tokenizer, config.vocab_size)
-  if not made.rows:
-    return made, None
+  templates = TaskTemplates.make([spec(prompt) for prompt in prompts], tokenizer, config.vocab_size)
+  if not templates.rows:
+    return templates, None
   slots: list[Any] = [vectors(prompt) for prompt in prompts]
-  return made, LearnedTokens(made.table(slots), prompts[0].meta['fixed_layers'])
+  return templates, LearnedTokens(templates.table(slots), prompts[0].meta['fixed_layers'])
 
 
 def in_texts(
@@ -153,14 +153,14 @@ def in_texts(
   model = backbone.config
   for prompt in prompts:
     check_template(prompt, SIDES)
-  made, adapter = of_prompts(prompts, tokenizer, model)
+  templates, adapter = of_prompts(prompts, tokenizer, model)
   lengths = []
-  for prompt, spec, template in zip(prompts, specs, made.templates[side], strict=True):
-    given, added = {side: spec.max_length(side)}, template.num_tokens
-    lengths.append(sum(text_tokens(prompt, given, tokenizer, added, backbone)) + added)
+  for prompt, spec, template in zip(prompts, specs, templates.templates[side], strict=True):
+    limits, added = {side: spec.max_length(side)}, template.num_tokens
+    lengths.append(sum(text_tokens(prompt, limits, tokenizer, added, backbone)) + added)
   opening, closing = len(tokenizer.opening), len(tokenizer.closing)
   # The longest template may not have the longest texts.
-  most, more = max(lengths), made.extra(side) - opening - closing
+  most, more = max(lengths), templates.extra(side) - opening - closing
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
@@ -171,7 +171,7 @@ def in_texts(
     return task_templates.vectors(
       model,
       params,
-      made,
+      templates,
       side,
       text,
       length,
@@ -231,16 +231,16 @@ class PromptEncoder(nn.Module):
 def init_prompt_encoders(
   config: EncoderConfig, keys: Mapping[str, Array], lengths: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
-  made: dict[str, dict[str, Any]] = {}
+  encoders: dict[str, dict[str, Any]] = {}
   for length in sorted(set(lengths.values())):
     names = [name for name in lengths if lengths[name] == length]
     init = jax.jit(jax.vmap(PromptEncoder(length, config.hidden_size).init))
     several = jax.device_get(init(jnp.stack([keys[name] for name in names]))['params'])
-    made |= {
+    encoders |= {
       name: jax.tree.map(lambda leaf, place=place: leaf[place], several)
       for place, name in enumerate(names)
     }
-  return made
+  return encoders
 
 
 def encode_prompts(

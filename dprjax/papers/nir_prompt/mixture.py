@@ -81,7 +81,7 @@ def make_batches(
     per_task: examples of a data set in an epoch; 0: the size of the smallest, at least its share of
       a batch.
   """
-  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
+  own_rows = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
   if not per_task:
     share = batch_size // len(tasks) if arrangement == 'balanced' else batch_size
     per_task = max(min(task.size for task in tasks), share)
@@ -110,17 +110,17 @@ def make_batches(
       smallest_bucket(np.array([array.max() for array in arrays]), allowed)
       for arrays, allowed in zip(lengths, buckets, strict=True)
     ]
-    batch: Batch = {'task': numbers[own]}
+    batch: Batch = {'task': numbers[own_rows]}
     for task in drawn:
-      mine = np.flatnonzero(np.isin(rows_of[task], own))
+      mine = np.flatnonzero(np.isin(rows_of[task], own_rows))
       if not len(mine):
         continue
       for key, values in tasks[task].read(drawn[task], mine, *padded).items():
         if key in offsets:
           values = np.where(values < 0, values, values + offsets[key][task])
         if key not in batch:
-          batch[key] = np.empty((len(own), *values.shape[1:]), values.dtype)
-        batch[key][rows_of[task][mine] - own[0]] = values
+          batch[key] = np.empty((len(own_rows), *values.shape[1:]), values.dtype)
+        batch[key][rows_of[task][mine] - own_rows[0]] = values
     return batch
 
   return grain.MapDataset.range(steps).map_with_index(make)

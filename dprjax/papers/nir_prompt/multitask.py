@@ -71,7 +71,7 @@ def find_tasks(
     raise InputError(
       "config.tasks is empty; add c.tasks.NAME = options.task(dir='DIR') to the config file"
     )
-  found = [
+  tasks = [
     Task(
       name,
       number,
@@ -80,18 +80,18 @@ def find_tasks(
     )
     for number, name in enumerate(sorted(config.tasks))
   ]
-  bare = [task.name for task in found if task.data.dev is None]
-  if len(bare) < len(found) and (bare or config.eval.measure != MEAN):
+  bare = [task.name for task in tasks if task.data.dev is None]
+  if len(bare) < len(tasks) and (bare or config.eval.measure != MEAN):
     raise InputError(
       f'config.eval.measure: it is {MEAN!r} of config.tasks.NAME.measure for several tasks, which '
       f'all need config.tasks.NAME.data.dev_split or hold_out; not {config.eval.measure!r}, and '
       f'without dev queries: {", ".join(bare) or "none"}'
     )
-  opened = _Tasks(found, section, config, devices, form, templates or _plain_templates, numbered)
+  opened = _Tasks(tasks, section, config, devices, form, templates or _plain_templates, numbered)
   return DataSource(
-    lambda: itertools.chain.from_iterable(task.data.read_passages() for task in found),
+    lambda: itertools.chain.from_iterable(task.data.read_passages() for task in tasks),
     opened.open,
-    {f'{task.name} {role}': path for task in found for role, path in task.data.files().items()},
+    {f'{task.name} {role}': path for task in tasks for role, path in task.data.files().items()},
   )
 
 
@@ -109,25 +109,25 @@ def batch_shapes(
   if around is None:
     plain = _plain_templates(tokenizer)
     around = {kind: template.num_tokens for kind, (template,) in plain.items()}
-  made = retrieval_data.batch_shapes(config, model, tokenizer)
+  shapes = retrieval_data.batch_shapes(config, model, tokenizer)
   specials = tokenizer.num_specials
   longest = _check_lengths(config.data, config, form, around, tokenizer, model)
   size = config.batch_size
   task = {'task': jax.ShapeDtypeStruct((size,), np.int32)}
   number = ((np.int32,),) if numbered else ()
   if form == 'retrieval':
-    inner = zip(made.calls, SIDES, strict=True)
-    return made._replace(
-      arrays={**made.arrays, **task},
+    inner = zip(shapes.calls, SIDES, strict=True)
+    return shapes._replace(
+      arrays={**shapes.arrays, **task},
       calls=tuple((rows, length - specials + around[side]) for (rows, length), side in inner),
       columns=number,
     )
-  padded = [made.arrays[f'{side}_tokens'].shape[-1] for side in SIDES]
+  padded = [shapes.arrays[f'{side}_tokens'].shape[-1] for side in SIDES]
   arrays = {name: jax.ShapeDtypeStruct((size,), np.int32) for name in pairs.COLUMNS}
   for view, length in zip(pairs.VIEWS, padded, strict=True):
     arrays[f'{view}_tokens'] = jax.ShapeDtypeStruct((size, length), np.int32)
     arrays[f'{view}_mask'] = jax.ShapeDtypeStruct((size, length), np.bool_)
-  return made._replace(
+  return shapes._replace(
     arrays={**arrays, **task},
     calls=((size, sum(padded) - 2 * specials + around['pair']),),
     texts={'pairs': size},
@@ -196,9 +196,9 @@ class _Tasks:
     # `relevant` has one width in all batches: one program for all tasks.
     listed = [feed for feed in feeds if isinstance(feed, batches.Feed)]
     for feed in listed:
-      feed.max_relevant = max(other.max_relevant for other in listed)
+      feed.max_relevant = max(one.max_relevant for one in listed)
     rank, count = mesh.batch_rank(self.devices)
-    made = mixture.make_batches(
+    dataset = mixture.make_batches(
       feeds,
       arrangement=config.arrangement,
       batch_size=config.batch_size,
@@ -232,7 +232,7 @@ class _Tasks:
     dev = tasks[0].data.dev is not None
     as_encoder = dev and form == 'retrieval' and config.eval.baseline == 'encoder'
     return TrainingData(
-      batches=made,
+      batches=dataset,
       unit=unit,
       description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {unit}: {sizes}',
       ids=ids,
@@ -251,19 +251,19 @@ class _Tasks:
     return ranking.evaluation(shared)
 
   def _frozen(self, tokenizer: Tokenizer) -> Scores:
-    found = []
+    results = []
     for task in self.tasks:
       assert isinstance(task.data, Retrieval)
       ranking = dev_ranking.DevRanking(task.data, tokenizer, [task.measure])
-      found.append(ranking.frozen())
+      results.append(ranking.frozen())
       encoder = dev_ranking.Frozen(self.config, task.data.workdir, tokenizer)
       for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
         logger.info('%s: %s', task.name, line)
-    return self._mean(found)
+    return self._mean(results)
 
-  def _floor(self, found: Scores) -> Scores:
-    """``found``, where labelled pairs are at least as good as one answer."""
-    means, values = dict(found.means), dict(found.values)
+  def _floor(self, scores: Scores) -> Scores:
+    """``scores``, where labelled pairs are at least as good as one answer."""
+    means, values = dict(scores.means), dict(scores.values)
     for task in self.tasks:
       if not isinstance(task.data, LabelledPairs) or task.data.dev is None:
         continue
@@ -275,10 +275,10 @@ class _Tasks:
         if jax.process_index() == 0:
           answer = 'yes' if one.means['yes'] else 'no'
           logger.info('%s: the baseline is %s to all pairs', task.name, answer)
-    return found._replace(means=means | {MEAN: self._mean_of(means)}, values=values)
+    return scores._replace(means=means | {MEAN: self._mean_of(means)}, values=values)
 
-  def _mean(self, found: list[Scores]) -> Scores:
-    each = list(zip(self.tasks, found, strict=True))
+  def _mean(self, results: list[Scores]) -> Scores:
+    each = list(zip(self.tasks, results, strict=True))
     means = {
       f'{task.name}/{name}': value for task, scores in each for name, value in scores.means.items()
     }

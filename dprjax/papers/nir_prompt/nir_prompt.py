@@ -70,35 +70,35 @@ class Prompts(NamedTuple):
 
 
 def read_files(config: ConfigDict) -> Files:
-  own = {
+  prompts = {
     name: artifact.load_prompt(config.tasks[name].prompt)
     for name in sorted(config.tasks)
     if config.tasks[name].prompt
   }
-  for name, prompt in own.items():
+  for name, prompt in prompts.items():
     task = prompt.meta.get('task') or name
     if prompt.meta['kind'] == learned_tokens.NAME and task != name:  # refused later
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is for the task {task}; name the file of '
         f'{name}, or call the task {task}'
       )
-  return Files(own, _sources(config) if config.adapt.fusion else {})
+  return Files(prompts, _sources(config) if config.adapt.fusion else {})
 
 
 def _sources(config: ConfigDict) -> dict[str, Prompt]:
   named = config.adapt.prompts or f'{hub.package_path(config.backbone.path)}/prompts'
   key = f'config.adapt.prompts: {named}'
-  found: dict[str, Prompt] = {}
+  sources: dict[str, Prompt] = {}
   for part in named.split(','):
     path = files.existing(part.strip(), 'prompts')
     for file in sorted(path.glob('*.npz'), key=str) if path.is_dir() else [path]:
       prompt = artifact.load_prompt(file)
-      if file.stem in found or {file.stem, prompt.meta.get('task')} & set(config.tasks):
+      if file.stem in sources or {file.stem, prompt.meta.get('task')} & set(config.tasks):
         raise InputError(f'{key}: {file.stem} is twice there, or the new task; leave it out')
-      found[file.stem] = prompt
-  if not found:
+      sources[file.stem] = prompt
+  if not sources:
     raise InputError(f'{key}: no prompts (NAME.npz) found; name prompts of trained tasks')
-  return dict(sorted(found.items()))
+  return dict(sorted(sources.items()))
 
 
 def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
@@ -106,28 +106,28 @@ def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
   return model.num_layers - 1 if count == -1 else min(count, model.num_layers)
 
 
-def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
+def specs(config: ConfigDict, kinds: Sequence[str], prompts: Files) -> list[Spec]:
   settings = config.template
   names = [name for kind in kinds for name in task_templates.PROMPTS[kind]]
-  made = []
+  task_specs = []
   for task in sorted(config.tasks):
     entry, key = config.tasks[task], f'config.tasks.{task}'
-    if task in found.own:
-      made.append(_spec_of(found.own[task], kinds))
-    elif found.sources:
-      several = [_spec_of(prompt, kinds) for prompt in found.sources.values()]
-      for prompt, spec in zip(found.sources.values(), several, strict=True):
+    if task in prompts.own:
+      task_specs.append(_spec_of(prompts.own[task], kinds))
+    elif prompts.sources:
+      several = [_spec_of(prompt, kinds) for prompt in prompts.sources.values()]
+      for prompt, spec in zip(prompts.sources.values(), several, strict=True):
         if spec != several[0] or not spec.lengths:
           raise InputError(
             f'{prompt.path}: its slots are {_described(spec)}, but {_described(several[0])} in '
-            f'{next(iter(found.sources.values())).path}; a sum needs equal slots of vectors'
+            f'{next(iter(prompts.sources.values())).path}; a sum needs equal slots of vectors'
           )
-      made.append(several[0])
+      task_specs.append(several[0])
     else:
       words = _words(settings.kind, names, entry, key)
       lengths = {name: _length(settings, name) for name in names if name not in words}
-      made.append(Spec(tuple(kinds), words, lengths))
-  return made
+      task_specs.append(Spec(tuple(kinds), words, lengths))
+  return task_specs
 
 
 def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict[str, str]:
@@ -141,14 +141,14 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
   for name in names:
     side, slot = name.split('/')
     task = key.rpartition('.')[2]
-    given = tuple(entry.words[side]) or task_templates.WORDS.get(task, {}).get(side, ())
+    texts = tuple(entry.words[side]) or task_templates.WORDS.get(task, {}).get(side, ())
     place = int(slot[1:]) - 1
-    if place >= len(given):
+    if place >= len(texts):
       raise InputError(
-        f"{key}.words.{side}: the template kind 'manual' needs words of {slot}; {given!r:.60} "
+        f"{key}.words.{side}: the template kind 'manual' needs words of {slot}; {texts!r:.60} "
         'has none'
       )
-    words[name] = given[place]
+    words[name] = texts[place]
   return words
 
 
@@ -172,17 +172,17 @@ def _described(spec: Spec) -> str:
 
 
 def make_templates(
-  config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
+  config: ConfigDict, kinds: Sequence[str], prompts: Files, tokenizer: Tokenizer, vocab_size: int
 ) -> TaskTemplates:
-  return TaskTemplates.make(specs(config, kinds, found), tokenizer, vocab_size)
+  return TaskTemplates.make(specs(config, kinds, prompts), tokenizer, vocab_size)
 
 
 def build(
   config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
 ) -> Prompts:
-  found = read_files(config)
+  prompts = read_files(config)
   count = layers_fixed(config, model)
-  templates = make_templates(config, kinds, found, tokenizer, model.vocab_size)
+  templates = make_templates(config, kinds, prompts, tokenizer, model.vocab_size)
   names = tuple(sorted(config.tasks))
   learned = {
     task: [name for number, name, _ in templates.rows if number == index]
@@ -191,25 +191,25 @@ def build(
   lengths = {(number, name): length for number, name, length in templates.rows}
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
-    for prompt in (*found.own.values(), *found.sources.values()) if parts.sha256 else ():
+    for prompt in (*prompts.own.values(), *prompts.sources.values()) if parts.sha256 else ():
       check_prompt(prompt, config, model, parts, tokenizer, kinds)
     params: dict[str, Any] = {}
     fresh: dict[str, int] = {}
     for number, task in enumerate(names):
-      if found.sources:
-        count = len(found.sources)
+      if prompts.sources:
+        count = len(prompts.sources)
         params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
-      elif task in found.own:
-        for name, vectors in learned_tokens.vectors(found.own[task]).items():
+      elif task in prompts.own:
+        for name, vectors in learned_tokens.vectors(prompts.own[task]).items():
           params[f'{task}/{name}'] = {'vectors': vectors}
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
     keys = {name: jax.random.fold_in(key, place) for place, name in enumerate(sorted(fresh))}
     params |= learned_tokens.init_prompt_encoders(model, keys, fresh)
-    made = {'prompt': tree.unflatten(params)} if params else {}
-    if found.sources:
-      made['sources'] = tree.unflatten(_vectors(found.sources, '{task}/{name}'))
-    return made
+    subtrees = {'prompt': tree.unflatten(params)} if params else {}
+    if prompts.sources:
+      subtrees['sources'] = tree.unflatten(_vectors(prompts.sources, '{task}/{name}'))
+    return subtrees
 
   def table(params: Params) -> LearnedTokens | None:
     if not templates.rows or 'prompt' not in params:
@@ -234,17 +234,17 @@ def expand(
   vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
   fresh = {}
   for task, names in learned.items():
-    own = params['prompt'][task] if names else {}
+    prompt = params['prompt'][task] if names else {}
     for name in names:
       kind, slot = name.split('/')
-      if 'weights' in own:
+      if 'weights' in prompt:
         # In the order of weights.
         each = [params['sources'][source][kind][slot] for source in sorted(params['sources'])]
-        vectors[task][name] = jnp.sum(own['weights'][:, None, None] * jnp.stack(each), axis=0)
-      elif 'vectors' in own[kind][slot]:
-        vectors[task][name] = own[kind][slot]['vectors']
+        vectors[task][name] = jnp.sum(prompt['weights'][:, None, None] * jnp.stack(each), axis=0)
+      elif 'vectors' in prompt[kind][slot]:
+        vectors[task][name] = prompt[kind][slot]['vectors']
       else:
-        fresh[f'{task}/{name}'] = own[kind][slot]
+        fresh[f'{task}/{name}'] = prompt[kind][slot]
   for name, array in learned_tokens.encode_prompts(fresh).items():
     task, _, slot = name.partition('/')
     vectors[task][slot] = array
@@ -274,11 +274,11 @@ def check_trained(config: ConfigDict, params: Params) -> None:
   """Raises InputError unless one fresh prompt is trained, and prompts from files are not."""
   names = list(tree.flatten(params))
   trained = tree.trainable_names(config.trainable, names)
-  given = [one for one in names if one.startswith('sources/') or one.endswith('/vectors')]
-  if both := [one for one in given if one in trained]:
+  fixed = [one for one in names if one.startswith('sources/') or one.endswith('/vectors')]
+  if both := [one for one in fixed if one in trained]:
     raise InputError(f'config.trainable: {both[0]} comes from a file and is constant; leave it out')
   prompts = {one for one in names if one.startswith('prompt/') and not one.endswith('/weights')}
-  dual_encoder.check_fresh(config, params, sorted(prompts.difference(given)))
+  dual_encoder.check_fresh(config, params, sorted(prompts.difference(fixed)))
   several = sorted({name.split('/')[1] for name in trained if name.startswith('prompt/')})
   if len(several) > 1 and not any(name.startswith('backbone/') for name in trained):
     raise InputError(
@@ -318,23 +318,23 @@ def find_data(
   form: str,
   kinds: Sequence[str],
 ) -> DataSource:
-  found = read_files(config)
+  prompts = read_files(config)
   # Fails before data are read.
-  specs(config, kinds, found)
+  specs(config, kinds, prompts)
 
   def templates(tokenizer: Tokenizer) -> Mapping[str, Sequence[Template]]:
-    return make_templates(config, kinds, found, tokenizer, tokenizer.vocab_size).templates
+    return make_templates(config, kinds, prompts, tokenizer, tokenizer.vocab_size).templates
 
   texts = multitask.find_tasks(section, config, workdir, devices, form, templates)
-  return _keep(texts, workdir, found)
+  return _keep(texts, workdir, prompts)
 
 
-def _keep(texts: DataSource, workdir: epath.Path, found: Files) -> DataSource:
+def _keep(texts: DataSource, workdir: epath.Path, prompts: Files) -> DataSource:
   """Copies the prompt files into the workdir for the export."""
 
   def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> TrainingData:
     if jax.process_index() == 0:
-      for folder, several in found._asdict().items():
+      for folder, several in prompts._asdict().items():
         for name, prompt in several.items():
           path = workdir / _KEPT / folder / f'{name}.npz'
           if not path.exists():
@@ -344,7 +344,7 @@ def _keep(texts: DataSource, workdir: epath.Path, found: Files) -> DataSource:
 
   named = {
     f'{role} {name}': epath.Path(prompt.path)
-    for role, several in (('prompt of', found.own), ('added prompt of', found.sources))
+    for role, several in (('prompt of', prompts.own), ('added prompt of', prompts.sources))
     for name, prompt in several.items()
   }
   return texts._replace(open=open_kept, files={**texts.files, **named})
@@ -365,10 +365,10 @@ def export(
   kinds: Sequence[str],
 ) -> Product:
   """The prompt of a task, or the encoder with its head and the prompts of all tasks."""
-  found = Files(_kept(workdir, 'own'), _kept(workdir, 'sources'))
-  of_tasks = dict(zip(sorted(config.tasks), specs(config, kinds, found), strict=True))
-  sources = _vectors(found.sources, 'sources/{task}/{name}')
-  stored = _vectors(found.own, 'prompt/{task}/{name}/vectors')
+  prompts = Files(_kept(workdir, 'own'), _kept(workdir, 'sources'))
+  of_tasks = dict(zip(sorted(config.tasks), specs(config, kinds, prompts), strict=True))
+  sources = _vectors(prompts.sources, 'sources/{task}/{name}')
+  stored = _vectors(prompts.own, 'prompt/{task}/{name}/vectors')
   params = tree.unflatten({**sources, **stored, **trained})
   learned = {task: list(spec.lengths) for task, spec in of_tasks.items()}
   prompt = {name: params[name] for name in ('prompt', 'sources') if name in params}
@@ -388,9 +388,9 @@ def export(
     meta = dual_encoder.meta_of(config, vector_spec.of_config(config, section), 'template') | shared
     forms = {kind: task_templates.FORMS[kind] for kind in kinds}
     meta |= {'template': forms, 'words': dict(spec.words), 'task': task}
-    if found.sources:
+    if prompts.sources:
       values = params['prompt'][task]['weights'].tolist()
-      meta['weights'] = dict(zip(found.sources, values, strict=True))
+      meta['weights'] = dict(zip(prompts.sources, values, strict=True))
     written[task] = (
       {
         f'{learned_tokens.SLOTS}{name}': np.asarray(array, np.float32)

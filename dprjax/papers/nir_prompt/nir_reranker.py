@@ -75,11 +75,11 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       tokens, masks, numbers, labels = rows[:2], rows[2:4], rows[4], rows[5]
       texts = [bare(*text, *around) for text in zip(tokens, masks, strict=True)]
       length = sum(text.shape[1] - sum(around) for text in tokens) + templates.extra('pair')
-      found = logits(params, table, texts, length, numbers, key)
-      total = jax.nn.logsumexp(found, axis=1)
-      answers = jnp.stack([found[:, no], found[:, yes]], axis=1) - total[:, None]  # log P
+      by_word = logits(params, table, texts, length, numbers, key)
+      total = jax.nn.logsumexp(by_word, axis=1)
+      answers = jnp.stack([by_word[:, no], by_word[:, yes]], axis=1) - total[:, None]  # log P
       entropy = -jnp.take_along_axis(answers, labels[:, None], axis=1)[:, 0]
-      right = (score(found) > 0) == (labels == 1)
+      right = (score(by_word) > 0) == (labels == 1)
       return (entropy, right.astype(jnp.float32), jnp.sum(jnp.exp(answers), axis=1)), ()
 
     names = ('first_tokens', 'second_tokens', 'first_mask', 'second_mask', 'task', 'label')
@@ -97,8 +97,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   ) -> Float[Array, 'B 1']:
     del kind, mask  # only pairs, as packed texts
     texts = unpack(rows, lengths)
-    found = logits(params, prompts.table(params), texts, rows.shape[1], numbers, None)
-    return score(found)[:, None]
+    by_word = logits(params, prompts.table(params), texts, rows.shape[1], numbers, None)
+    return score(by_word)[:, None]
 
   shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'}
   return Model(init, loss, embed, shown, dual_encoder.without_adapter)

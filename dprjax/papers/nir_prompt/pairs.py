@@ -129,8 +129,8 @@ def tokenise(source: PairSource, tokenizer: Tokenizer, section: ConfigDict) -> P
     chunk = pairs[start : start + _CHUNK]
     for rows, view, side in zip(tokens, VIEWS, SIDES, strict=True):
       texts = [section[f'{side}_prefix'] + getattr(pair, view) for pair in chunk]
-      found, more = tokenizer.encode(texts, section[f'{side}_max_length'])
-      rows += found
+      encoded, more = tokenizer.encode(texts, section[f'{side}_max_length'])
+      rows += encoded
       cut += more
   labels = labels_of(pairs)
   if jax.process_index() == 0:
@@ -170,11 +170,11 @@ class PairFeed:
     first_length: int,
     second_length: int,
   ) -> Batch:
-    own = drawn[rows]
-    batch: Batch = {'label': self._pairs.labels[own], 'first_index': own, 'second_index': own}
+    index = drawn[rows]
+    batch: Batch = {'label': self._pairs.labels[index], 'first_index': index, 'second_index': index}
     lengths = first_length, second_length
     for view, tokens, length in zip(VIEWS, self._pairs.tokens, lengths, strict=True):
-      padded = pad_batch([tokens[row] for row in own], length, self._pairs.pad_id)
+      padded = pad_batch([tokens[row] for row in index], length, self._pairs.pad_id)
       batch[f'{view}_tokens'], batch[f'{view}_mask'] = padded
     return batch
 
@@ -240,10 +240,10 @@ class LabelledPairs:
     return (text for pair in read_pairs(self.train) for text in pair[:2])
 
   def files(self) -> dict[str, epath.Path]:
-    found = {'pairs': locate(self.train)}
-    if self.dev is not None and (dev := locate(self.dev)) != found['pairs']:
-      found['dev pairs'] = dev
-    return found
+    paths = {'pairs': locate(self.train)}
+    if self.dev is not None and (dev := locate(self.dev)) != paths['pairs']:
+      paths['dev pairs'] = dev
+    return paths
 
   def evaluation(
     self, scorer: Scorer, tokenizer: Tokenizer, measure: str, number: int | None = None
@@ -280,20 +280,20 @@ def classify(
 
   A positive score says yes; AP is of their order. ``values`` are for ``measure``, accuracy or F1.
   """
-  said, true = scores > 0, labels == 1
+  yes, true = scores > 0, labels == 1
   ranked = {f'{i:09}': score for i, score in enumerate(scores.tolist())}
   judged = {f'{i:09}': int(label) for i, label in enumerate(labels)}
-  right = int(np.count_nonzero(said & true))
-  either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
+  right = int(np.count_nonzero(yes & true))
+  either = int(np.count_nonzero(yes)) + int(np.count_nonzero(true))
   means = {
-    'accuracy': float(np.mean(said == true)),
+    'accuracy': float(np.mean(yes == true)),
     'F1': 2 * right / either if either else 0.0,
     'AP': measures.measure(trec.run_from_dict({'': ranked}), {'': judged}, ['AP'])['mean']['AP'],
-    'yes': float(np.mean(said)),
+    'yes': float(np.mean(yes)),
   }
-  values = (said == true).astype(np.float64)
+  values = (yes == true).astype(np.float64)
   if measure == 'F1':  # 2 a / b of two means, linear in both
-    each = 2.0 * (said & true) - means['F1'] * (said.astype(np.float64) + true)
+    each = 2.0 * (yes & true) - means['F1'] * (yes.astype(np.float64) + true)
     values = means['F1'] + each * (len(scores) / max(either, 1))
   return Scores(means, {'': values})
 
@@ -301,7 +301,7 @@ def classify(
 def one_answer(labels: jt.Int32[np.ndarray, ' n'], measure: str) -> Scores:
   """The scores of yes or no to all pairs, the better by ``measure``."""
   both = [classify(np.full(len(labels), answer), labels, measure) for answer in (1.0, -1.0)]
-  return max(both, key=lambda found: found.means[measure])
+  return max(both, key=lambda scores: scores.means[measure])
 
 
 def measure_pairs(
@@ -310,8 +310,8 @@ def measure_pairs(
   """Means of `classify`, and the accuracy of the more frequent label as ``one answer``."""
   rows = read_pairs(PairSource(str(folder), split))
   labels = labels_of(rows)
-  found = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')
-  return {**found.means, 'one answer': one_answer(labels, 'accuracy').means['accuracy']}
+  scores = classify(reranker.score([row[:2] for row in rows]), labels, 'accuracy')
+  return {**scores.means, 'one answer': one_answer(labels, 'accuracy').means['accuracy']}
 
 
 def write_docstrings(folder: files.PathLike, packages: list[str]) -> None:

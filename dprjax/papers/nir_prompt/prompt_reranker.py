@@ -54,13 +54,13 @@ class PromptReranker(Reranker):
     """
     config = backbone.config
     check_template(prompt, ('pair',))
-    found = task_templates.need_head(backbone.heads, backbone.path)
-    check_head(prompt, head_specs.sha256('mlm', config, found))
+    mlm_head = task_templates.need_head(backbone.heads, backbone.path)
+    check_head(prompt, head_specs.sha256('mlm', config, mlm_head))
     yes, no = task_templates.label_ids(
       prompt.meta['verbalizer'], tokenizer, f'{prompt.path}: verbalizer in meta'
     )
-    made, adapter = learned_tokens.of_prompts([prompt], tokenizer, config)
-    (template,) = made.templates['pair']
+    templates, adapter = learned_tokens.of_prompts([prompt], tokenizer, config)
+    (template,) = templates.templates['pair']
     self.prompt, self.score_kind = prompt, score or prompt.meta['score']
     self._most: list[int] | None = None  # tokens of each text
     if max_length is None:
@@ -79,7 +79,7 @@ class PromptReranker(Reranker):
       tasks = jnp.zeros(rows.shape[0], jnp.int32)
       pairs = unpack(rows, lengths)
       logits = task_templates.answer(
-        *(config, encoder, head, made, pairs, rows.shape[1], tasks),
+        *(config, encoder, head, templates, pairs, rows.shape[1], tasks),
         adapter=adapter,
         options=options,
       )
@@ -87,7 +87,7 @@ class PromptReranker(Reranker):
 
     super().__init__(
       *(backbone, tokenizer, template, max_length, score_rows),
-      (found.params, adapter),
+      (mlm_head.params, adapter),
       mesh=mesh,
       batch_size=batch_size,
       dtype=dtype,

@@ -107,27 +107,27 @@ class TaskTemplates(NamedTuple):
     for number, spec in enumerate(specs):
       tokens = tokenizer.encode_bare(spec.words.values())
       for kind in pieces:
-        made: list[Piece] = []
+        parts: list[Piece] = []
         for place, slot in enumerate(SLOTS[kind]):
           name = f'{kind}/{slot}'
           if slot in ('text', 'first', 'second'):
-            made.append(Piece(None))
+            parts.append(Piece(None))
           elif slot == '[MASK]':
-            made.append(Piece((tokenizer.mask_id,)))
+            parts.append(Piece((tokenizer.mask_id,)))
           elif slot == '[CLS]':
-            made.append(Piece(tokenizer.opening))
+            parts.append(Piece(tokenizer.opening))
           elif slot == '[SEP]':
             last = place == len(SLOTS[kind]) - 1
-            made.append(Piece(tokenizer.closing if last else tokenizer.around_pair.middle))
+            parts.append(Piece(tokenizer.closing if last else tokenizer.around_pair.middle))
           elif name in spec.words:
-            made.append(Piece(tuple(tokens[spec.words[name]].tolist())))
+            parts.append(Piece(tuple(tokens[spec.words[name]].tolist())))
           else:
             length = spec.lengths[name]
-            made.append(Piece(tuple(range(start, start + length))))
+            parts.append(Piece(tuple(range(start, start + length))))
             rows.append((number, name, length))
             start += length
-        pieces[kind].append(Template(tuple(made)))
-    templates = {kind: tuple(made) for kind, made in pieces.items()}
+        pieces[kind].append(Template(tuple(parts)))
+    templates = {kind: tuple(several) for kind, several in pieces.items()}
     return cls(templates, tuple(rows), tokenizer.pad_id)
 
   def table(self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]) -> Float[Array, 'E H']:

@@ -55,30 +55,30 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
   The first record of a jsonl tells its kind. A passage of a corpus begins with its title.
   """
   if not records.is_json(path):
-    for found in texts.read_texts(path, 'passage'):
-      yield Paper(found.id, '', found.text, ())
+    for row in texts.read_texts(path, 'passage'):
+      yield Paper(row.id, '', row.text, ())
     return
   ids = UniqueIds(path, 'paper')
   arxiv: bool | None = None
   for number, where, record in reading.read_records(path, 'papers', _Record):
     if arxiv is None:
       arxiv = record.abstract is not None or (record.id is None and record.bare_id is not None)
-    given, text = (record.bare_id, record.abstract or '') if arxiv else (record.id, record.text)
-    if given is None or text is None:
+    raw_id, text = (record.bare_id, record.abstract or '') if arxiv else (record.id, record.text)
+    if raw_id is None or text is None:
       raise InputError(f'{where}: {"id" if arxiv else "_id or text"} is missing')
-    id_, title = check_id(given, where), (record.title or '').strip()
+    id_, title = check_id(raw_id, where), (record.title or '').strip()
     ids.add(id_, number)
     passage = text.strip() if arxiv else f'{title} {text}'.strip()
     yield Paper(id_, title, passage, labels(record.categories, where))
 
 
-def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:
+def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, paired: bool) -> Qrels:
   """Writes papers as a BEIR folder and returns its judgements.
 
-  For ``own``, only the abstract of the same paper is relevant to a title; otherwise all abstracts
+  If ``paired``, only the abstract of the same paper is relevant to a title; otherwise all abstracts
   with a common category are.
   """
-  qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
+  qrels = {paper.id: {paper.id: 1} for paper in papers} if paired else related(papers)
   passages = (
     {'_id': paper.id, 'title': '', 'text': paper.passage, 'categories': list(paper.categories)}
     for paper in papers
@@ -154,7 +154,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
     folder.mkdir(parents=True)
     for split in SPLITS:
       if parts[split]:
-        qrels = write_beir(folder / split, parts[split], split, own=split == 'train')
+        qrels = write_beir(folder / split, parts[split], split, paired=split == 'train')
         judgements[split] = sum(map(len, qrels.values()))
     counts = {split: len(papers) for split, papers in parts.items()}
     provenance.write_mark(folder, FORMAT, seed=seed, papers=counts)

@@ -52,12 +52,12 @@ def expand(
 def _topics(prompt: Any) -> Any:
   from dprjax.papers.topic_dpr import topic_models
 
-  found = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
-  if len(found) != len(prompt.adapters('query')):
+  topics = topic_models.Topics.from_arrays(prompt.arrays, prompt.path)
+  if len(topics) != len(prompt.adapters('query')):
     raise InputError(
-      f'{prompt.path}: {len(prompt.adapters("query"))} adapters for {len(found)} topics'
+      f'{prompt.path}: {len(prompt.adapters("query"))} adapters for {len(topics)} topics'
     )
-  return found
+  return topics
 
 
 def _load(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[Any]:

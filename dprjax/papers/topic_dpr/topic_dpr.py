@@ -244,13 +244,13 @@ def find_data(
   topics.check_shares(list(itertools.islice(data.read_passages(), 1000)), section.dir)
   if jax.process_index() == 0 and not path.exists():
     topic_models.save_topics(path, topics)
-  texts = dataclasses.replace(data, found=topics).texts({'topics': topics})
+  texts = dataclasses.replace(data, topics=topics).texts({'topics': topics})
   return texts._replace(files={**texts.files, **roles})
 
 
 @dataclasses.dataclass(frozen=True)
 class TopicData(retrieval_data.Retrieval):
-  found: topic_models.Topics | None = None
+  topics: topic_models.Topics | None = None
 
   def assign(
     self, source: sources.Source, tokens: token_cache.TokenCache, tokenizer: Tokenizer
@@ -260,7 +260,7 @@ class TopicData(retrieval_data.Retrieval):
     The words of a query decide its topic, since the topic of the document would leak the answer.
     Random topics depend on the id, so that a title and its abstract agree.
     """
-    topics, settings, seed = self.found, self.config.topics, self.config.seed
+    topics, settings, seed = self.topics, self.config.topics, self.config.seed
     if topics is None:
       sizes = zip(SIDES, (tokens.num_queries, tokens.num_passages), strict=True)
       return {side: np.zeros(size, np.int32) for side, size in sizes}
@@ -306,7 +306,7 @@ class TopicData(retrieval_data.Retrieval):
     assert tokens.categories is not None
     rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
     different = {frozenset(row.tolist()) for row in rows} - {frozenset()}
-    if all(one & other for one, other in itertools.combinations(different, 2)):
+    if all(first & second for first, second in itertools.combinations(different, 2)):
       raise InputError(
         f'{tokens.path}: all pairs of documents share a category, so there are no negatives; add '
         'documents of other categories'
@@ -365,8 +365,8 @@ def export(
   )
   if config.topics.words:  # words add to the length of texts
     encoders = {
-      name: {**made, 'spec': made['spec'].longer(config.topics.words)}
-      for name, made in product.encoders.items()
+      name: {**checkpoint, 'spec': checkpoint['spec'].longer(config.topics.words)}
+      for name, checkpoint in product.encoders.items()
     }
     return product._replace(encoders=encoders)
   if not config.topics.path or not dual_encoder.trains(trained, SUBTREE):

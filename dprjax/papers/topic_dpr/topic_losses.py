@@ -45,14 +45,14 @@ def document_losses(
   def score(
     block: tuple[Array, Array, Array, Array], _: Array | None
   ) -> tuple[tuple[Array, Array, Array], tuple[()]]:
-    own, own_categories, own_relevant, row = block
+    own_queries, own_categories, own_relevant, row = block
     all_queries, all_passages, all_categories, index = everything
     itself = row[:, None] == jnp.arange(len(all_queries), dtype=jnp.int32)[None, :]
     weights = jnp.where(itself, 1.0, jaccard(own_categories, all_categories))
     negative = (weights == 0) & ~contrastive.false_negatives(index, own_relevant, row)
-    logits = contrastive.inner_products(own, all_passages) / temperature
+    logits = contrastive.inner_products(own_queries, all_passages) / temperature
     qp = weighted_loss(logits, weights, weights > 0, negative)
-    among = contrastive.inner_products(own, all_queries) / temperature
+    among = contrastive.inner_products(own_queries, all_queries) / temperature
     qq = weighted_loss(among, weights, (weights > 0) & ~itself, negative)
     target = jnp.take_along_axis(logits, row[:, None], axis=1)
     first = jnp.all((logits < target) | itself, axis=1).astype(jnp.float32)
@@ -101,8 +101,8 @@ def topic_topic_loss(
   # One topic at a time: [n, K n] of memory rather than [K n, K n].
   @jax.checkpoint
   def score(topic: Int[Array, '']) -> Float[Array, '']:
-    own = jnp.take(vectors, topic, axis=1)  # [n, H]
-    products = contrastive.inner_products(own, everything.reshape(count * topics, -1))
+    of_topic = jnp.take(vectors, topic, axis=1)  # [n, H]
+    products = contrastive.inner_products(of_topic, everything.reshape(count * topics, -1))
     products = products.reshape(count, count, topics)  # s(p_i^k, p_j^z)
     within = jnp.take(products, topic, axis=2)[:, :, None]
     hinge = jax.nn.relu(margin - within + products)

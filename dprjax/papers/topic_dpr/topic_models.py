@@ -179,13 +179,13 @@ def words(text: str) -> list[str]:
   In scripts without spaces, and in Korean, every pair of neighbouring letters is a word.
   """
   text = scripts.normalise(text)
-  found: list[str] = []
+  tokens: list[str] = []
   if scripts.is_simple(text):
-    found = _WORD.findall(text)
+    tokens = _WORD.findall(text)
   else:
     for match in _ANY_WORD.finditer(text):
-      found += scripts.pairs_of(match[0]) if match['dense'] else [match[0]]
-  return [word for word in found if word not in _STOP_WORDS and len(word) <= _LONGEST_WORD]
+      tokens += scripts.pairs_of(match[0]) if match['dense'] else [match[0]]
+  return [word for word in tokens if word not in _STOP_WORDS and len(word) <= _LONGEST_WORD]
 
 
 def load_topics(path: files.PathLike) -> Topics:
@@ -249,21 +249,21 @@ class Fitted(NamedTuple):
   """Topics, and how they were found.
 
   Attributes:
-    own: the topic that the method gave each document; -1 if dropped or none.
+    sampled: the topic that the method gave each document; -1 if dropped or none.
     assigned: the topic of each document by its words.
     all_sizes: documents of every topic found, descending.
   """
 
   topics: Topics
-  own: jt.Int32[np.ndarray, ' documents']
+  sampled: jt.Int32[np.ndarray, ' documents']
   assigned: jt.Int32[np.ndarray, ' documents']
   all_sizes: list[int]
 
   @property
   def agreement(self) -> float:
     """Fraction of the documents of kept topics where model and method agree."""
-    kept = self.own >= 0
-    return float(np.mean(self.own[kept] == self.assigned[kept])) if kept.any() else float('nan')
+    kept = self.sampled >= 0
+    return float(np.mean(self.sampled[kept] == self.assigned[kept])) if kept.any() else float('nan')
 
 
 class _Found(NamedTuple):
@@ -272,7 +272,7 @@ class _Found(NamedTuple):
   background: jt.Float64[np.ndarray, ' V']
   counts: jt.Float64[np.ndarray, 'topics V']
   ranks: jt.Float64[np.ndarray, 'topics V']
-  own: jt.Int64[np.ndarray, ' documents']
+  topic_of: jt.Int64[np.ndarray, ' documents']
 
 
 def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
@@ -303,8 +303,8 @@ def fit(
       f'{settings.min_documents}, too few for {settings.topics} topics; give more documents'
     )
   find = _find_hlda if settings.kind == 'hlda' else _find_lda
-  found = find([rows[i] for i in used], vocabulary, settings)
-  sizes = np.bincount(found.own[found.own >= 0], minlength=len(found.counts))
+  model = find([rows[i] for i in used], vocabulary, settings)
+  sizes = np.bincount(model.topic_of[model.topic_of >= 0], minlength=len(model.counts))
   order = np.argsort(-sizes, kind='stable')
   alive = int(np.count_nonzero(sizes))
   if alive < settings.topics:
@@ -313,7 +313,7 @@ def fit(
       'fewer' + (', or raise gamma' if settings.kind == 'hlda' else '')
     )
   best = order[: settings.topics]
-  distributions = np.concatenate([found.background[None], found.counts[best]]) + settings.eta
+  distributions = np.concatenate([model.background[None], model.counts[best]]) + settings.eta
   distributions /= distributions.sum(axis=1, keepdims=True)
   meta = {
     'format': FORMAT,
@@ -324,16 +324,16 @@ def fit(
   }
   topics = Topics(
     meta,
-    [_shown(found.ranks[k], found.counts[k], vocabulary) for k in best],
+    [_shown(model.ranks[k], model.counts[k], vocabulary) for k in best],
     sizes[best].astype(np.int64),
     vocabulary,
     distributions.astype(np.float32),
   )
   number = np.full(len(sizes) + 1, -1)  # the last for documents without a topic
   number[best] = np.arange(len(best))
-  own = np.full(len(texts), -1, np.int32)
-  own[used] = number[found.own]
-  return Fitted(topics, own, topics.assign(texts), sizes[order][:alive].tolist())
+  sampled = np.full(len(texts), -1, np.int32)
+  sampled[used] = number[model.topic_of]
+  return Fitted(topics, sampled, topics.assign(texts), sizes[order][:alive].tolist())
 
 
 def _shown(
@@ -363,8 +363,8 @@ def _find_hlda(
         branch_of[k] = branches.index(at)
   trees = np.stack([topics[branch_of == branch].sum(axis=0) for branch in range(len(branches))])
   # The topics of a document are on one path; a document with words of only the root has none.
-  own = np.array([branch_of[document].max() for document in documents])
-  return _Found(topics[0], trees, topics[branches], own)
+  topic_of = np.array([branch_of[document].max() for document in documents])
+  return _Found(topics[0], trees, topics[branches], topic_of)
 
 
 def _find_lda(
@@ -374,8 +374,8 @@ def _find_lda(
     k=settings.topics, alpha=settings.alpha, eta=settings.eta, seed=settings.seed
   )
   topics, documents = _sample(model, rows, vocabulary, settings)
-  own = [np.bincount(document, minlength=settings.topics).argmax() for document in documents]
-  return _Found(topics.sum(axis=0), topics, topics, np.array(own))
+  topic_of = [np.bincount(document, minlength=settings.topics).argmax() for document in documents]
+  return _Found(topics.sum(axis=0), topics, topics, np.array(topic_of))
 
 
 def _tomotopy() -> Any:

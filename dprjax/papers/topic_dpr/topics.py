@@ -66,29 +66,29 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
       progress.advance()
 
   # Keeps only as many as are used.
-  found = heapq.nsmallest(most, drawn())
+  documents = heapq.nsmallest(most, drawn())
   logger.info('%s\n%s', path, report)
-  found.sort(key=lambda document: document[1])  # the order affects the topics
-  return [text for *_, text in found], dict(report.counts)
+  documents.sort(key=lambda document: document[1])  # the order affects the topics
+  return [text for *_, text in documents], dict(report.counts)
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:
-  made = fitted.topics
+  topics = fitted.topics
   return {
-    'kind': made.meta['kind'],
+    'kind': topics.meta['kind'],
     'agreement': fitted.agreement,
     'sizes': fitted.all_sizes,
-    'dropped': int(np.count_nonzero(fitted.own < 0)),
+    'dropped': int(np.count_nonzero(fitted.sampled < 0)),
     'topics': [
       {
-        'words': made.names[k],
-        'documents': int(made.sizes[k]),
+        'words': topics.names[k],
+        'documents': int(topics.sizes[k]),
         'assigned': int(np.count_nonzero(fitted.assigned == k)),
       }
-      for k in range(len(made))
+      for k in range(len(topics))
     ],
-    'vocabulary': len(made.vocabulary),
-    'settings': made.meta,
+    'vocabulary': len(topics.vocabulary),
+    'settings': topics.meta,
   }
 
 
@@ -105,14 +105,14 @@ def _find(args: Flags) -> None:
   began = time.monotonic()
   fitted = topic_models.fit(texts, settings, args.input)
   seconds = time.monotonic() - began
-  found = describe(fitted)
+  report = describe(fitted)
   topic_models.save_topics(args.out, fitted.topics)
-  outputs.write_report(args.out, {**found, 'counts': counts, 'seconds': round(seconds, 1)})
+  outputs.write_report(args.out, {**report, 'counts': counts, 'seconds': round(seconds, 1)})
   cli.print_table(
     ['topic', 'documents', 'by their words'],
     [
       [' '.join(topic['words'][:_WORDS]), f'{topic["documents"]:,}', f'{topic["assigned"]:,}']
-      for topic in found['topics']
+      for topic in report['topics']
     ],
   )
   others = fitted.all_sizes[len(fitted.topics) :]

@@ -100,15 +100,15 @@ class Pipeline:
     self._stages = Stages(self.workdir)
     runs = {split: self._bm25(split) for split in ('train', 'test')}
     metrics = {'BM25': self._measure('bm25', runs['test'])}
-    given = f'bm25={runs["train"]}'
+    bm25_run = f'bm25={runs["train"]}'
 
-    mined = self._mine('mined-bm25', [given])
+    mined = self._mine('mined-bm25', [bm25_run])
     first, base = self._train('first', mined, 'undenoised')
     systems = {
       'frozen': ('frozen backbone', ModelFiles(base)),
       'first': ('+ BM25 negatives', first),
     }
-    candidates = [given, f'retriever={self._retrieve("first", first, "train")}']
+    candidates = [bm25_run, f'retriever={self._retrieve("first", first, "train")}']
     reranker = c.reranker_path
     if c.undenoised or not reranker:
       mined = self._mine('mined-undenoised', candidates)
@@ -229,7 +229,7 @@ class Pipeline:
     ]
     config_file = recipe.partition('.py:')[0] + '.py' if '.py:' in recipe else recipe
     reads = [epath.Path(config_file), self._corpus, self._queries, self._qrels['train'], mined]
-    made = workdir / 'metrics.jsonl'
+    metrics = workdir / 'metrics.jsonl'
     command = [
       *('train', f'--config={recipe}', f'--workdir={workdir}'),
       *differences(recipe, experiment, _OURS),
@@ -237,10 +237,10 @@ class Pipeline:
       '--config.eval.skip_saturated=False',  # later stages need a model even without a gain
     ]
     reads += ModelFiles(backbone).files
-    self._stages.run(f'Train: {name}', command, made, reads, workdir)
+    self._stages.run(f'Train: {name}', command, metrics, reads, workdir)
     # The table has trainings without a gain.
     command = ['export', f'--workdir={workdir}', f'--out={product}', '--force']
-    self._stages.run(f'Export: {name}', command, product, [made])
+    self._stages.run(f'Export: {name}', command, product, [metrics])
 
   def _encode(self, name: str, model: ModelFiles, split: str | None) -> epath.Path:
     side, settings = 'query' if split else 'passage', self._settings
@@ -298,8 +298,8 @@ def differences(
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  given = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
-  options.check(_OPTIONS, dict(given), 'config', 'configs/unm.py')
+  settings = configs.flat({k: v for k, v in config.to_dict().items() if k not in _EXPERIMENTS})
+  options.check(_OPTIONS, dict(settings), 'config', 'configs/unm.py')
   if abs(sum(config.mix.values()) - 1) > 1e-6:
     raise InputError(
       'config.mix: fractions must add up to 1, not '
