@@ -133,21 +133,21 @@ class Admission:
   def _until(self, tenant: Tenant, seconds: float) -> float:
     """Seconds until so much work of a tenant is done."""
     return seconds + sum(
-      min(waiting, seconds * other.weight / tenant.weight)
-      for other, waiting in self.waiting.items()
-      if other != tenant
+      min(waiting, seconds * rival.weight / tenant.weight)
+      for rival, waiting in self.waiting.items()
+      if rival != tenant
     )
 
-  def _send_back(self, tenant: Tenant, late: float, own: float, now: float) -> float:
+  def _send_back(self, tenant: Tenant, late: float, work: float, now: float) -> float:
     """Seconds until a refused request finds room, behind the ones that were refused before it.
 
     Args:
       late: seconds until there is room for one.
-      own: seconds of its work, at the share of the tenant.
+      work: seconds of its work, at the share of the tenant.
     """
     room = max(self._room.get(tenant, 0.0), now + late)
     most = now + max(late, self._limits.seconds)
-    self._room[tenant] = min(room + own, most)
+    self._room[tenant] = min(room + work, most)
     return max(1.0, min(room, most) - now)
 
   def _wait_for(self, permit: Permit, seconds: float) -> None:

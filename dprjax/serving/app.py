@@ -92,10 +92,10 @@ class App(Routes):
 
     async def tell(message: Any) -> None:
       if message['type'] == 'http.response.start':
-        own = [(b'x-request-id', id.encode())]
+        headers = [(b'x-request-id', id.encode())]
         if self._draining or ends:
-          own.append((b'connection', b'close'))
-        message['headers'] = [*message.get('headers', ()), *own]
+          headers.append((b'connection', b'close'))
+        message['headers'] = [*message.get('headers', ()), *headers]
       await send(message)
 
     server.current.set(id)  # each request has a context of its own
@@ -202,9 +202,9 @@ def _page() -> _Handler:
   page = pathlib.Path(__file__).with_name('page.html').read_text(encoding='utf-8')
   sources = []
   for tag in ('script', 'style'):
-    found = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
-    assert found is not None
-    digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+    match = re.search(f'<{tag}>(.*?)</{tag}>', page, re.DOTALL)
+    assert match is not None
+    digest = base64.b64encode(hashlib.sha256(match[1].encode()).digest()).decode()
     sources.append(f"{tag}-src 'sha256-{digest}'")
   policy = ["default-src 'none'", "connect-src 'self'", 'img-src data:', *sources]
   policy += ["base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]

@@ -126,9 +126,9 @@ class Engine:
     for numbers in turns.slices(range(len(texts)), lambda number: len(texts[number])):
       yield sum(len(texts[number]) for number in numbers)
       started = time.monotonic()
-      own = [texts[number] for number in numbers]
-      rows += self._tokenize(version, name, side, own)
-      choices += version.choose(own, side)
+      chunk = [texts[number] for number in numbers]
+      rows += self._tokenize(version, name, side, chunk)
+      choices += version.choose(chunk, side)
       seconds += time.monotonic() - started
     longest = version.spec.max_length(side)
     truncated = [number for number, row in enumerate(rows) if len(row) > longest]
@@ -156,8 +156,8 @@ class Engine:
 
   def estimate(self, name: str, side: str, texts: Sequence[str]) -> Work:
     most = self.options.lengths[-1]
-    if (kept := self.library.kept(name)) is not None:
-      most = min(most, kept.spec.max_length(side))
+    if (version := self.library.kept(name)) is not None:
+      most = min(most, version.spec.max_length(side))
     return self.work(min(len(one) // 4 + 3, most) for one in texts)
 
   def work(self, lengths: Iterable[int]) -> Work:

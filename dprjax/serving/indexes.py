@@ -29,16 +29,16 @@ class ServedIndex:
     self._hybrid = None
     if retrievers.is_folder(folder):
       retrievers.check_index(folder, f'--index={name}')
-      found, passages, self._hybrid = retrievers.open_index(folder, retrievers.read(folder).fusion)
-      self._texts = dict(zip(found.ids, passages, strict=True))
+      stored, passages, self._hybrid = retrievers.open_index(folder, retrievers.read(folder).fusion)
+      self._texts = dict(zip(stored.ids, passages, strict=True))
     else:
-      found = embeddings.load_embeddings(folder)
-    found.check_side('passage', f'--index={name}={folder}')
-    self.name, self.meta, self.most = name, found.meta, most
-    self._ids = found.ids
+      stored = embeddings.load_embeddings(folder)
+    stored.check_side('passage', f'--index={name}={folder}')
+    self.name, self.meta, self.most = name, stored.meta, most
+    self._ids = stored.ids
     # Found on the devices for each query.
     self._depth = most if self._hybrid is None else self._hybrid.fusion.depth
-    self._vectors = exact.ExactIndex(found.shards, ids_at=best.ids_of(self._ids))
+    self._vectors = exact.ExactIndex(stored.shards, ids_at=best.ids_of(self._ids))
     self._costs: dict[int, float] = {}  # seconds by the number of queries, once compiled
 
   def __len__(self) -> int:
@@ -77,7 +77,7 @@ class ServedIndex:
   def _own(self, prompt: Version, engine: Engine) -> dict[str, Any]:
     """The space of the passages that this prompt was made for, as far as it decides it."""
     query_only = prompt.meta.get('sides') == 'query'
-    own: dict[str, Any] = {
+    space: dict[str, Any] = {
       # Queries are cut to the index dimension.
       'dimension': min(engine.backbone.config.vector_size, self.meta.dimension),
       'backbone_sha256': engine.backbone.sha256,
@@ -91,11 +91,11 @@ class ServedIndex:
     }
     if prompt.meta.get('index') == self.name:
       for field in ('prompt_sha256', 'shift_positions'):
-        own[field] = getattr(self.meta, field)
-    return own
+        space[field] = getattr(self.meta, field)
+    return space
 
   def find(self, queries: Float[np.ndarray, 'n H']) -> turns.Steps:
-    found = []
+    tops = []
     queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     most = max(self._costs)
     for start in range(0, len(queries), most):
@@ -103,9 +103,9 @@ class ServedIndex:
       count = next(n for n in self._costs if n >= len(block))
       yield self._costs[count]
       began = time.monotonic()
-      found.append(self._search(block, count))
+      tops.append(self._search(block, count))
       turns.learn(self._costs, count, time.monotonic() - began)
-    return found
+    return tops
 
   def _search(self, queries: Float[np.ndarray, 'n H'], count: int) -> best.TopK:
     # Zeros would tie all passages, and ties are slow.
@@ -113,20 +113,20 @@ class ServedIndex:
     top = self._vectors.search(padded, self._depth, block_queries=count)
     return best.TopK(*(array[: len(queries)] for array in top))
 
-  def rank(self, found: Sequence[best.TopK], texts: Sequence[str], k: int) -> turns.Steps:
+  def rank(self, tops: Sequence[best.TopK], texts: Sequence[str], k: int) -> turns.Steps:
     """The best k passages of each query, at most ``most``; a slice costs characters.
 
     Args:
       texts: the queries, for BM25 in a hybrid search.
     """
     hits, start = [], 0
-    for top in found:
-      own = texts[start : start + len(top.scores)]
-      start += len(own)
-      yield sum(map(len, own)) + _HIT_COST * len(own)
+    for top in tops:
+      queries = texts[start : start + len(top.scores)]
+      start += len(queries)
+      yield sum(map(len, queries)) + _HIT_COST * len(queries)
       ranked = best.rankings(top, self._ids)
       if self._hybrid is not None:
-        ranked = self._hybrid.rank(own, ranked, k)
+        ranked = self._hybrid.rank(queries, ranked, k)
       hits += [
         [
           {'id': id_, 'score': score, 'text': self._texts.get(id_)}

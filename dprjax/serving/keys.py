@@ -116,13 +116,13 @@ def _read(path: epath.Path) -> dict[bytes, Grant]:
       grants.append(msgspec.convert(table | {'name': name}, Grant))
   except msgspec.DecodeError as error:
     raise InputError(f'{path}:{where} {error}') from error
-  found: dict[bytes, Grant] = {}
+  by_key: dict[bytes, Grant] = {}
   for grant in grants:
     for digest in [grant.sha256] if isinstance(grant.sha256, str) else grant.sha256:
       key = bytes.fromhex(digest)
-      if key == _EMPTY or found.setdefault(key, grant) != grant:
-        what = 'no key at all' if key == _EMPTY else f'a key of {found[key].name}'
+      if key == _EMPTY or by_key.setdefault(key, grant) != grant:
+        what = 'no key at all' if key == _EMPTY else f'a key of {by_key[key].name}'
         raise InputError(f'{path}: [{grant.name}]: this is the SHA-256 of {what}')
-  if not found:
+  if not by_key:
     raise InputError(f'{path}: no keys in it')
-  return found
+  return by_key

@@ -85,10 +85,10 @@ class Version:
     return bool(self.meta.get('shift_positions'))
 
   def choose(self, texts: Sequence[str], side: str) -> list[AdapterChoice]:
-    own = self.choices[side]
+    choices = self.choices[side]
     if self.topic_model is None:
-      return own * len(texts)
-    return [own[number] for number in self.topic_model.assign(texts).tolist()]
+      return choices * len(texts)
+    return [choices[number] for number in self.topic_model.assign(texts).tolist()]
 
 
 class Library:
@@ -176,8 +176,8 @@ class Library:
     if name == self.name:
       return self.bare
     with self._lock:
-      kept = self._kept.get(name)
-    return None if kept is None else kept[1]
+      entry = self._kept.get(name)
+    return None if entry is None else entry[1]
 
   def about(self, name: str) -> Version:
     """Describes a prompt, also one that is refused. Raises UnknownPrompt."""
@@ -192,7 +192,7 @@ class Library:
 
   def listing(self) -> list[tuple[str, Version]]:
     """All prompts by name, and other prompt files with why they are not served."""
-    found: dict[str, Version] = {}
+    versions: dict[str, Version] = {}
     for entry in os.scandir(self.folder):
       name = entry.name.removesuffix(_ENDING)
       if name == entry.name and not folders.is_folder(entry):
@@ -203,7 +203,7 @@ class Library:
         why = f'rename it: expected {NAMES}'
       else:
         try:
-          found[name] = self.about(name)
+          versions[name] = self.about(name)
           continue
         except UnknownPrompt:
           if not entry.is_symlink():  # removed meanwhile
@@ -212,12 +212,12 @@ class Library:
         except OSError as error:
           why = f'cannot be read ({error.strerror})'
       shown = name.encode(errors='backslashreplace').decode()
-      found[shown] = Version(refused=f'prompt {shown!r}: {why}')
-    for version in found.values():
+      versions[shown] = Version(refused=f'prompt {shown!r}: {why}')
+    for version in versions.values():
       if version.refused and version.refused not in self._told:
         self._told.add(version.refused)
         logger.warning('not served: %s', version.refused)
-    return sorted(found.items())
+    return sorted(versions.items())
 
   def put(self, name: str, content: bytes) -> str | None:
     """Adds or replaces a prompt; the old file stays until the new one is checked and on disk.
@@ -318,9 +318,9 @@ class Library:
           break
       return self._version(name, prompt, sha256)
     except InputError as error:
-      said = str(error).replace(f'prompt {path}', f'prompt {name}')
-      said = said.replace(str(path), f'prompt {name}')
-      raise InputError(said.replace(self._backbone.path, self.name)) from error
+      message = str(error).replace(f'prompt {path}', f'prompt {name}')
+      message = message.replace(str(path), f'prompt {name}')
+      raise InputError(message.replace(self._backbone.path, self.name)) from error
 
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
     made_for = prompt.meta['backbone_sha256']
@@ -335,13 +335,13 @@ class Library:
         f'prompt {name}: its meta has {size:,} bytes; a server takes {_META_BYTES:,} at most'
       )
     spec = of_meta(prompt.meta, self._backbone.spec)
-    found: dict[str, list[Adapter | None]] = {}
+    by_side: dict[str, list[Adapter | None]] = {}
     for side in SIDES:
       check_length(name, BankEntry(prompt, spec), side, self._backbone)
       self._check_room(f'prompt {name}', spec, side)
       tied = prompt.tied and side != SIDES[0]
-      found[side] = found[SIDES[0]] if tied else [*prompt.adapters(side)]
-      if (adapter := found[side][0]) is not None:
+      by_side[side] = by_side[SIDES[0]] if tied else [*prompt.adapters(side)]
+      if (adapter := by_side[side][0]) is not None:
         self._check_slot(name, prompt.kind, adapter)
     # Passages of a query-only prompt use the bare backbone and no slot.
     choices = {
@@ -349,17 +349,17 @@ class Library:
         AdapterChoice(
           None if adapter is None else (sha256, '' if prompt.tied else side, number), adapter, spec
         )
-        for number, adapter in enumerate(own)
+        for number, adapter in enumerate(of_side)
       ]
-      for side, own in found.items()
+      for side, of_side in by_side.items()
     }
-    arrays = {id(leaf): leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, np.ndarray)}
+    arrays = {id(leaf): leaf for leaf in jax.tree.leaves(by_side) if isinstance(leaf, np.ndarray)}
     return Version(
       name,
       sha256,
       spec,
       prompt.meta,
-      {side: 0 if own[0] is None else own[0].size() for side, own in found.items()},
+      {side: 0 if of_side[0] is None else of_side[0].size() for side, of_side in by_side.items()},
       not prompt.tied or _differ(spec),
       sum(leaf.nbytes for leaf in arrays.values()),
       choices=choices,
@@ -408,8 +408,8 @@ class Library:
   def _forget(self, name: str) -> None:
     with self._lock:
       self._about.pop(name, None)
-      if (kept := self._kept.pop(name, None)) is not None:
-        self._bytes -= kept[1].nbytes
+      if (entry := self._kept.pop(name, None)) is not None:
+        self._bytes -= entry[1].nbytes
 
 
 def _differ(spec: VectorSpec) -> bool:

@@ -53,18 +53,18 @@ class SearchRequest(Asked):
 
 class Routes(Service):
   async def _embeddings(self, request: Request) -> Response:
-    asked = await self.read(request, EmbeddingRequest)
+    body = await self.read(request, EmbeddingRequest)
     wanted = Wanted(
-      *split(asked.model, 'passage', asked.input_type),
-      dimensions=asked.dimensions,
-      cut=asked.truncate is not False,
+      *split(body.model, 'passage', body.input_type),
+      dimensions=body.dimensions,
+      cut=body.truncate is not False,
     )
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    texts = [body.input] if isinstance(body.input, str) else body.input
     tokens, vectors = await self.embed(request, wanted, texts, 'input')
 
     def rows(start: int, stop: int) -> list[dict[str, Any]]:
       values: Any = vectors[start:stop]
-      if asked.encoding_format == 'base64':
+      if body.encoding_format == 'base64':
         values = [base64.b64encode(one.astype('<f4').tobytes()).decode() for one in values]
       return [
         {'object': 'embedding', 'index': start + i, 'embedding': one}
@@ -74,55 +74,55 @@ class Routes(Service):
     content = {
       'object': 'list',
       'data': await answers.in_parts(rows, len(vectors)),
-      'model': asked.model,
+      'model': body.model,
       'usage': _usage(tokens.total),
       'truncated': tokens.truncated,
     }
     return json_answer(content, headers=self.headers(tokens))
 
   async def _search(self, request: Request) -> Response:
-    asked = await self.read(request, SearchRequest)
-    name, side, _ = split(asked.model, 'query')
+    body = await self.read(request, SearchRequest)
+    name, side, _ = split(body.model, 'query')
     wanted = Wanted(name, side)
-    queries = [asked.query] if isinstance(asked.query, str) else asked.query
+    queries = [body.query] if isinstance(body.query, str) else body.query
     self.check_sees(request, name)
-    index = await asyncio.to_thread(self._choose_index, request, name, asked.index)
-    k = 10 if asked.k is None else asked.k
+    index = await asyncio.to_thread(self._choose_index, request, name, body.index)
+    k = 10 if body.k is None else body.k
     if k > index.most:
       raise Failure(413, f'k is {k}; {index.most} at most', param='k')
     more = index.seconds(len(queries))
     tokens, vectors = await self.embed(request, wanted, queries, 'query', more)
     index.check(tokens.version, self.engine)
     top = await self.on_device(request, index.find(vectors))
-    found = await self.on_threads(request, index.rank(top, queries, k))
+    hits = await self.on_threads(request, index.rank(top, queries, k))
     content = {
       'object': 'list',
-      'model': asked.model,
+      'model': body.model,
       'index': index.name,
-      'results': found,
+      'results': hits,
       'usage': _usage(tokens.total),
       'truncated': tokens.truncated,
     }
     return json_answer(content, headers=self.headers(tokens))
 
-  def _choose_index(self, request: Request, name: str, asked: str | None) -> ServedIndex:
+  def _choose_index(self, request: Request, name: str, index: str | None) -> ServedIndex:
     """The index; by default the one named in the prompt, the one with its name, or the only one."""
     may_use = request.state.grant.may_use
     seen = [one for one in self.indexes if may_use('indexes', one)]
-    if asked is None:
-      own = (self.engine.library.get(name).meta.get('index'), name)
-      names = [*own, *seen] if len(seen) == 1 else [*own]
+    if index is None:
+      defaults = (self.engine.library.get(name).meta.get('index'), name)
+      names = [*defaults, *seen] if len(seen) == 1 else [*defaults]
     else:
-      names = [asked]
-    found = next((one for one in names if one in seen), None)
-    if found is None:
+      names = [index]
+    chosen = next((one for one in names if one in seen), None)
+    if chosen is None:
       raise Failure(
         404,
         f'there is no such index, or it must be named; known: {", ".join(seen) or "none"}',
         param='index',
         code='index_not_found',
       )
-    return self.indexes[found]
+    return self.indexes[chosen]
 
   def _searches(self, grant: Grant, prompt: Version) -> list[str]:
     return [
@@ -173,15 +173,15 @@ class Routes(Service):
     return json_answer({'object': 'list', 'data': await self._model_cards(request)})
 
   async def _model(self, request: Request) -> Response:
-    asked = request.path_params['name']
+    name = request.path_params['name']
     for card in await self._model_cards(request):
-      if card['id'] == asked:
+      if card['id'] == name:
         return json_answer(card)
-    raise UnknownPrompt(asked)
+    raise UnknownPrompt(name)
 
   async def _prompts(self, request: Request) -> Response:
     engine = self.engine
-    found = await asyncio.to_thread(engine.library.listing)
+    prompts = await asyncio.to_thread(engine.library.listing)
     grant = request.state.grant
     may_use = grant.may_use
     return json_answer(
@@ -191,7 +191,7 @@ class Routes(Service):
         'tokenizer_sha256': engine.tokenizer.sha256,
         'backbone_bytes': engine.bank.backbone_bytes,
         'prompts': [
-          self._card(grant, name, about) for name, about in found if may_use('prompts', name)
+          self._card(grant, name, about) for name, about in prompts if may_use('prompts', name)
         ],
         'indexes': {
           name: len(index) for name, index in self.indexes.items() if may_use('indexes', name)

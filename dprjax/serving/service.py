@@ -37,14 +37,14 @@ class Wanted(NamedTuple):
 
   name: str
   side: str
-  said: bool = True
+  named: bool = True
   dimensions: int | None = None
   cut: bool = True
 
   def check(self, tokens: Tokens, whole: int) -> None:
     """Raises Failure if the prompt does not give such vectors for these texts."""
     version = tokens.version
-    if version.two_sided and not self.said:
+    if version.two_sided and not self.named:
       names = ' or '.join(f'{self.name}:{side}' for side in SIDES)
       raise Failure(
         400, f'queries and passages have different vectors: ask for {names}', param='model'
@@ -79,8 +79,8 @@ def count_values(content: bytes) -> Steps:
 
 
 def _field(message: str) -> str | None:
-  found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
-  return found and found[1]
+  match = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
+  return match and match[1]
 
 
 def split(model: str, default: str, task: str | None = None) -> tuple[str, str, bool]:
@@ -98,10 +98,10 @@ def split(model: str, default: str, task: str | None = None) -> tuple[str, str, 
     name, side = model, ''
   elif side not in SIDES:
     raise UnknownPrompt(model)
-  other = 'passage' if task == 'document' else task or ''
-  if side and other and side != other:
-    raise Failure(400, f'input_type says {other}, model says {side}', param='input_type')
-  return name, side or other or default, bool(side or task)
+  by_task = 'passage' if task == 'document' else task or ''
+  if side and by_task and side != by_task:
+    raise Failure(400, f'input_type says {by_task}, model says {side}', param='input_type')
+  return name, side or by_task or default, bool(side or task)
 
 
 class Left(Exception):
@@ -179,24 +179,24 @@ class Service:
 
   async def wait(self, request: Request, future: concurrent.futures.Future) -> Any:
     """The result. Cancels the work if the client leaves or the time is over."""
-    asked = asyncio.wrap_future(future)
+    answer = asyncio.wrap_future(future)
     # The body was read, so the next message is the end of the connection.
     left = asyncio.ensure_future(request.receive())
     try:
       await asyncio.wait(
-        {asked, left},
+        {answer, left},
         timeout=max(0.0, request.state.until - time.monotonic()),
         return_when=asyncio.FIRST_COMPLETED,
       )
-      if asked.done():
-        return asked.result()
+      if answer.done():
+        return answer.result()
       future.cancel()
       if left.done():
         raise Left
       raise Failure(504, f'no answer within {self.limits.seconds:g} seconds')
     finally:
       left.cancel()
-      asked.cancel()
+      answer.cancel()
 
   async def on_threads(self, request: Request, steps: Steps) -> Any:
     """The result of a job of the threads that tokenise."""

@@ -38,12 +38,12 @@ def slices(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]
   held: list[T] = []
   size = 0
   for item in items:
-    own = size_of(item)
-    if held and size + own > SLICE:
+    item_size = size_of(item)
+    if held and size + item_size > SLICE:
       yield held
       held, size = [], 0
     held.append(item)
-    size += own
+    size += item_size
   if held:
     yield held
 
