@@ -104,8 +104,8 @@ def fit(
     InputError: data, an option or a file cannot be used; the workdir has another training.
     KeyboardInterrupt: the training was interrupted and its state saved.
   """
-  given = sum(one is not None for one in (queries, corpus))
-  if given != (2 if data is None else 0) or (data is not None and relevant is not None):
+  count = sum(one is not None for one in (queries, corpus))
+  if count != (2 if data is None else 0) or (data is not None and relevant is not None):
     raise InputError('give either data, or queries, corpus and relevant')
   workdir = workdir and os.path.expanduser(workdir)
   with _incoming(workdir) as incoming:
@@ -120,10 +120,10 @@ def fit(
 
     def words(folder: epath.Path) -> list[str]:
       place = str(folder / _DATA) if data is None else _absolute(data)
-      own = {'backbone.path': _absolute(backbone), 'data.dir': place, **options}
+      settings = {'backbone.path': _absolute(backbone), 'data.dir': place, **options}
       if negatives is not None:
-        own['data.mined_negatives'] = str(folder / _DATA / _NEGATIVES)
-      return [f'--config={_recipe(method)}', *_words(own)]
+        settings['data.mined_negatives'] = str(folder / _DATA / _NEGATIVES)
+      return [f'--config={_recipe(method)}', *_words(settings)]
 
     configs.resolve(configs.parse(words(incoming)))  # bad options leave nothing
     if workdir is None:
@@ -132,25 +132,25 @@ def fit(
     else:
       folder = epath.Path(os.path.abspath(workdir))
     config = configs.parse(words(folder))
-    own = None if data is None else workdirs.inputs(config)['--config.data.dir']
+    data_paths = None if data is None else workdirs.inputs(config)['--config.data.dir']
 
     def work() -> bool:
       with workdirs.claim(
-        folder, workdirs.FIT, {'data': own, 'backbone': backbone}, flag='workdir'
+        folder, workdirs.FIT, {'data': data_paths, 'backbone': backbone}, flag='workdir'
       ):
         _keep(incoming / _DATA, folder)
-        found = train.train(config, folder / _TRAINING)
-        if not found.done:
+        training = train.train(config, folder / _TRAINING)
+        if not training.done:
           return False
         result = {
           'format': _FORMAT,
           'backbone': workdirs.backbone_path(config, folder / _TRAINING),
-          'step': found.step,
-          'best_step': found.best_step,
-          'gain': None if found.gain is None else found.gain._asdict(),
+          'step': training.step,
+          'best_step': training.best_step,
+          'gain': None if training.gain is None else training.gain._asdict(),
           'nothing': workdirs.why_untrained(folder / _TRAINING),
         }
-        if not found.saturated:
+        if not training.saturated:
           exporting.export(folder / _TRAINING, folder / _product(config), force=True)
         files.write_json(folder / _RESULT, result)
       return True
@@ -181,9 +181,9 @@ class Fitted:
     path = self.workdir / _RESULT
     self._result = reading.read(path, 'result', _Result)
     self.gain = baseline.Gain.read(self._result.gain, str(path))
-    kept = choices.read(self.workdir / _TRAINING)
-    self.choice = None if kept is None else kept.choice
-    self._fusion = None if kept is None else kept.fusion
+    decision = choices.read(self.workdir / _TRAINING)
+    self.choice = None if decision is None else decision.choice
+    self._fusion = None if decision is None else decision.fusion
 
   @property
   def path(self) -> epath.Path | None:
@@ -277,8 +277,8 @@ class Fitted:
     """The candidates of a choice, the chosen one first; or the gain of the training."""
     gain, choice = self.gain, self.choice
     if choice is not None:
-      found = sorted(choice.estimates, key=lambda one: -choice.estimates[one].expected)
-      names = dict.fromkeys([choice.candidate, *found, choosing.FROZEN])
+      ranked = sorted(choice.estimates, key=lambda one: -choice.estimates[one].expected)
+      names = dict.fromkeys([choice.candidate, *ranked, choosing.FROZEN])
       rows = [[str(name), '', '', ''] for name in names]
       for row, name in zip(rows, names, strict=True):
         if one := choice.estimates.get(name):
@@ -393,13 +393,13 @@ def _write_negatives(folder: epath.Path, negatives: Any) -> None:
 
 def _keep(data: epath.Path, folder: epath.Path) -> None:
   """Moves data into a workdir, which may already have them."""
-  kept = folder / _DATA
-  if kept.exists() and provenance.sums(kept) != provenance.sums(data):
+  target = folder / _DATA
+  if target.exists() and provenance.sums(target) != provenance.sums(data):
     if workdirs.begun(folder / _TRAINING) or (folder / _RESULT).exists():
       raise InputError(f'{folder} has a training on other data; choose another workdir')
-    files.discard(kept)
-  if not kept.exists():
-    data.rename(kept)
+    files.discard(target)
+  if not target.exists():
+    data.rename(target)
 
 
 def _recipe(method: str) -> str:

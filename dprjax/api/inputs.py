@@ -45,9 +45,9 @@ def naming(**arguments: str) -> Iterator[None]:
   try:
     yield
   except InputError as error:
-    said = re.sub(r'(?<![\w./])(?:--)?config\.(?!json\b|py\b)(\w+(?:\.\w+)*)', of_key, str(error))
-    said = re.sub(r'(?<![\w-])--(\w+)', lambda flag: arguments.get(flag[1], flag[1]), said)
-    error.args = (said,)
+    text = re.sub(r'(?<![\w./])(?:--)?config\.(?!json\b|py\b)(\w+(?:\.\w+)*)', of_key, str(error))
+    text = re.sub(r'(?<![\w-])--(\w+)', lambda flag: arguments.get(flag[1], flag[1]), text)
+    error.args = (text,)
     raise
 
 
@@ -57,18 +57,18 @@ def is_path(value: Any) -> bool:
 
 def write_queries(queries: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
   """Writes queries as BEIR queries.jsonl; returns their ids."""
-  own = columns_of('query', columns)
+  roles = columns_of('query', columns)
   if is_path(queries):
-    return _write_texts(read_texts(queries, 'query', columns=own), out)  # type: ignore[arg-type]
-  return _write_texts(corpora.queries(queries, own), out)  # type: ignore[arg-type]
+    return _write_texts(read_texts(queries, 'query', columns=roles), out)  # type: ignore[arg-type]
+  return _write_texts(corpora.queries(queries, roles), out)  # type: ignore[arg-type]
 
 
 def write_corpus(corpus: Texts, out: epath.Path, columns: Mapping[str, str] = _NONE) -> list[str]:
   """Writes passages as BEIR corpus.jsonl; returns their ids."""
-  own = columns_of('passage', columns)
+  roles = columns_of('passage', columns)
   if is_path(corpus):
-    return _write_texts(read_texts(corpus, 'passage', columns=own), out)  # type: ignore[arg-type]
-  return _write_texts(corpora.passages(corpus, own), out)  # type: ignore[arg-type]
+    return _write_texts(read_texts(corpus, 'passage', columns=roles), out)  # type: ignore[arg-type]
+  return _write_texts(corpora.passages(corpus, roles), out)  # type: ignore[arg-type]
 
 
 def _write_texts(rows: Iterable[Text], out: epath.Path) -> list[str]:
@@ -104,7 +104,7 @@ def judgements(
   """
   if is_path(relevant):
     return read_qrels(relevant)  # type: ignore[arg-type]
-  found: Qrels = {}
+  qrels: Qrels = {}
   known = [None if ids is None else set(ids) for ids in (queries, passages)]
   for query, passage, grade in _judged(relevant, queries, passages, name, columns):
     query_id = given.identifier(query, f'{name}: the id of a query')
@@ -112,15 +112,15 @@ def judgements(
     for what, id_, ids in zip(('query', 'passage'), (query_id, passage_id), known, strict=True):
       if ids is not None and id_ not in ids:
         raise InputError(f'{name}: query {query_id}: {id_!r:.60} is not the id of a {what}')
-    grades = found.setdefault(query_id, {})
+    grades = qrels.setdefault(query_id, {})
     if grades.setdefault(passage_id, int(grade)) != grade:
       raise InputError(
         f'{name}: passage {passage_id} of query {query_id} has the grade {grade!r:.40}; expected '
         f'one whole number, such as {grades[passage_id]}'
       )
-  if not found:
+  if not qrels:
     raise InputError(f'{name}: there are no judgements')
-  return found
+  return qrels
 
 
 def _judged(
@@ -230,10 +230,10 @@ def _table(
     return None
   names = [name for name in table if not isinstance(table[name], Mapping)]
   # The queries alone may have the column query_id.
-  own = {
+  chosen = {
     r: name for r, name in columns.items() if r in usual and (r != 'query_id' or name in names)
   }
-  roles = records.find_roles([*map(str, names)], usual, own, what)
+  roles = records.find_roles([*map(str, names)], usual, chosen, what)
   absent = [role for role in usual if role not in roles and role != 'label']
   if isinstance(value, Mapping) and {'query_id', 'positive_id'} & {*absent}:
     return None
@@ -241,5 +241,5 @@ def _table(
     raise InputError(
       f'{what}: no column {usual[absent[0]][0]} in a table of {", ".join(names)}; rename it'
     )
-  found = (given.values(table[roles[role]], role) for role in usual if role in roles)
-  return list(zip(*found, strict=True))
+  values = (given.values(table[roles[role]], role) for role in usual if role in roles)
+  return list(zip(*values, strict=True))

@@ -58,34 +58,34 @@ def evaluate(
   runs = _systems(run)
   judged = inputs.judgements(relevant, _asked(relevant, runs))
   labels = str(relevant) if inputs.is_path(relevant) else 'relevant'
-  found = {}
+  results = {}
   for name, one in runs.items():
     path = inputs.is_path(one)
-    found[name] = evaluation.evaluate(
+    results[name] = evaluation.evaluate(
       inputs.read_run(one, f'run {name}'),
       judged,
       list(measures),
       drop_same_id=drop_same_id,
       labels=(str(one) if path else f'run {name}', labels),
     )
-  names = list(next(iter(found.values()))['mean'])
+  names = list(next(iter(results.values()))['mean'])
   if per_query:
     rows = [
       (name, query, *(metrics['per_query'][measure][query] for measure in names))
-      for name, metrics in found.items()
+      for name, metrics in results.items()
       for query in metrics['per_query'][names[0]]
     ]
     return _table(('system', 'query_id', *names), rows)
   rows = []
   for measure in names:
-    for name, one in comparison.compare(found, measure).items():
+    for name, one in comparison.compare(results, measure).items():
       apart = one.difference or (None, None, None)
       rows.append((name, measure, one.mean, one.low, one.high, *apart))
   columns = ['system', 'measure', 'mean', 'low', 'high']
   differences = ['difference', 'difference_low', 'difference_high']
-  if len(found) == 1:
+  if len(results) == 1:
     rows = [row[: len(columns)] for row in rows]
-  return _table([*columns, *(differences if len(found) > 1 else ())], rows)
+  return _table([*columns, *(differences if len(results) > 1 else ())], rows)
 
 
 def _asked(relevant: Any, runs: Mapping[str, Any]) -> list[str] | None:

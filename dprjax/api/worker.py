@@ -29,7 +29,7 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
     KeyboardInterrupt: the work was interrupted.
     BaseException: from ``work``.
   """
-  found: list[T] = []
+  results: list[T] = []
   failed: list[BaseException] = []
   context = contextvars.copy_context()
   begins, begun, ended = threading.Lock(), threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
         return
       begun.set()
     try:
-      found.append(context.run(work))
+      results.append(context.run(work))
     except BaseException as error:
       failed.append(error)
     finally:
@@ -76,7 +76,7 @@ def apart(work: Callable[[], T], *, bar: bool = False, task: str = '') -> T:
     raise KeyboardInterrupt from None
   if failed:
     raise failed[0]
-  return found[0]
+  return results[0]
 
 
 def _interrupt(thread: threading.Thread) -> None:
