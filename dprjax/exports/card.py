@@ -83,45 +83,45 @@ def hub_name(backbone: str) -> str | None:
   return reference.name
 
 
-def write(options: ExportOptions, made: Made, folder: str) -> str:
+def write(options: ExportOptions, draft: Made, folder: str) -> str:
   """The card of a published folder: YAML for the hub, Markdown for people."""
-  encoders, library = made.product.encoders, options.format
+  encoders, library = draft.product.encoders, options.format
   if library is None:
-    library = 'sentence-transformers' if made.embeds else 'transformers'
+    library = 'sentence-transformers' if draft.embeds else 'transformers'
   known = {'prefix': ['prefix-tuning'], 'lora': ['lora']}
-  tags = known.get(_kind(made).name, []) if made.product.prompt else []
-  base = options.base_model.name if options.base_model else hub_name(str(made.meta['backbone']))
+  tags = known.get(_kind(draft).name, []) if draft.product.prompt else []
+  base = options.base_model.name if options.base_model else hub_name(str(draft.meta['backbone']))
   head = huggingface_hub.ModelCardData(
     base_model=base,
     base_model_relation=('finetune' if encoders else 'adapter') if base else None,
     library_name='dprjax' if library == 'npz' else library,
     license=options.licence,
-    pipeline_tag='sentence-similarity' if made.embeds else None,
+    pipeline_tag='sentence-similarity' if draft.embeds else None,
     tags=['dprjax', 'dense-retrieval', *tags],
   )
   parts = [
     f'---\n{head}\n---',
     f'# {_plain(options.name or folder)}',
-    _about(made, base),
-    '## How to use it\n\n' + '\n\n'.join(_usage(options, made, base)),
-    '## What it was trained on\n\n' + '\n'.join(_data(made.training)),
-    *(['## How it was trained\n\n' + _training(made.training)] if made.training else []),
-    '## How good it is\n\n' + '\n'.join(_metrics(options, made)),
-    '## Limits\n\n' + '\n'.join(_limits(made)),
-    '## Licence\n\n' + _licence(options, made),
+    _about(draft, base),
+    '## How to use it\n\n' + '\n\n'.join(_usage(options, draft, base)),
+    '## What it was trained on\n\n' + '\n'.join(_data(draft.training)),
+    *(['## How it was trained\n\n' + _training(draft.training)] if draft.training else []),
+    '## How good it is\n\n' + '\n'.join(_metrics(options, draft)),
+    '## Limits\n\n' + '\n'.join(_limits(draft)),
+    '## Licence\n\n' + _licence(options, draft),
     f'Written by dprjax {version.__version__}.',
   ]
   return '\n\n'.join(parts) + '\n'
 
 
-def _kind(made: Made) -> adapter.Kind:
-  return adapter.find(made.meta.get('kind') or 'prefix', 'a card')
+def _kind(draft: Made) -> adapter.Kind:
+  return adapter.find(draft.meta.get('kind') or 'prefix', 'a card')
 
 
-def _about(made: Made, base: str | None) -> str:
-  local = str(made.meta['backbone']).rstrip('/').rpartition('/')[2]
+def _about(draft: Made, base: str | None) -> str:
+  local = str(draft.meta['backbone']).rstrip('/').rpartition('/')[2]
   name = f'[{base}](https://huggingface.co/{base})' if base else _code(local)
-  digest = made.meta['backbone_sha256']
+  digest = draft.meta['backbone_sha256']
   tensors = (
     f'Its encoder has the SHA-256 {_code(digest)}.'
     if isinstance(digest, str)
@@ -129,11 +129,11 @@ def _about(made: Made, base: str | None) -> str:
       f'The encoder of {side} has the SHA-256 {_code(d)}.' for side, d in digest.items()
     )
   )
-  if made.product.encoders:
+  if draft.product.encoders:
     return f'{name}, fine-tuned for retrieval. {tensors}'
-  arrays = made.product.prompt.items()
+  arrays = draft.product.prompt.items()
   shapes = ', '.join(f'{_code(name)} {list(array.shape)}' for name, array in arrays)
-  kind = _kind(made)
+  kind = _kind(draft)
   what, layout = f'An adapter for {name}: {kind.text}.', ''
   if kind.name == 'prefix':
     what = (
@@ -147,15 +147,15 @@ def _about(made: Made, base: str | None) -> str:
   )
 
 
-def _usage(options: ExportOptions, made: Made, base: str | None) -> Iterator[str]:
-  here, prompt, encoders = options.name or 'DIR', made.product.prompt, made.product.encoders
+def _usage(options: ExportOptions, draft: Made, base: str | None) -> Iterator[str]:
+  here, prompt, encoders = options.name or 'DIR', draft.product.prompt, draft.product.encoders
   if options.format == 'peft':
     sides = [side for side in SIDES if any(name.startswith(f'{side}/') for name in prompt)]
-    pooled = pooling.find(made.meta['pooling']).text
-    scaled = ', scaled to length 1' if made.meta['normalize'] else ''
+    pooled = pooling.find(draft.meta['pooling']).text
+    scaled = ', scaled to length 1' if draft.meta['normalize'] else ''
     yield f'With `transformers` and `peft`. The vector of a text is {pooled}{scaled}.'
     # AutoModel of T5 has the decoder, too.
-    t5 = made.backbone.config.family.class_name == 'T5Encoder'
+    t5 = draft.backbone.config.family.class_name == 'T5Encoder'
     model = 'T5EncoderModel' if t5 else 'AutoModel'
     for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:
       yield _block(
@@ -166,7 +166,7 @@ def _usage(options: ExportOptions, made: Made, base: str | None) -> Iterator[str
         f'backbone = {model}.from_pretrained({base or "BACKBONE"!r})\n'
         f'model = PeftModel.from_pretrained(backbone, {place}).eval()',
       )
-  elif not made.embeds:
+  elif not draft.embeds:
     yield 'With `transformers`, as any model of its class; `dprjax` reads the folder too.'
     return
   elif options.format != 'npz' and set(encoders) <= {''}:
@@ -226,8 +226,8 @@ def _data(training: Training | None) -> Iterator[str]:
     yield f'And {len(stamped) - _MOST} more.'
 
 
-def _metrics(options: ExportOptions, made: Made) -> Iterator[str]:
-  training = made.training
+def _metrics(options: ExportOptions, draft: Made) -> Iterator[str]:
+  training = draft.training
   for name, path in options.metrics.items():
     metrics = comparison.read_metrics(files.regular_file(path, '--metrics'))
     counts = {measure: len(values) for measure, values in metrics['per_query'].items()}
@@ -236,19 +236,19 @@ def _metrics(options: ExportOptions, made: Made) -> Iterator[str]:
     yield '| measure | mean | 95 % interval | queries |'
     yield '| --- | ---: | ---: | ---: |'
     for measure in list(metrics['mean'])[:_MOST]:
-      found = comparison.compare({name: metrics}, measure)[name]
+      estimate = comparison.compare({name: metrics}, measure)[name]
       yield (
-        f'| {_plain(measure)} | {found.mean:.4f} | {found.low:.4f} to {found.high:.4f} | '
+        f'| {_plain(measure)} | {estimate.mean:.4f} | {estimate.low:.4f} to {estimate.high:.4f} | '
         f'{counts[measure]:,} |'
       )
     yield ''
     command = metrics.get('command', 'python -m dprjax.evaluate')
     yield f'Made by {_code(command)}; its file has the SHA-256 {_code(files.sha256_file(path))}.'
     yield ''
-  gain = made.meta.get('gain')
+  gain = draft.meta.get('gain')
   if gain is not None:
     yield from _gain(gain)
-    yield from _expected(made.meta.get('expected'))
+    yield from _expected(draft.meta.get('expected'))
   elif training is not None:
     for measure, value in training.metrics.items():
       yield (
@@ -308,9 +308,9 @@ def _training(training: Training) -> str:
   )
 
 
-def _limits(made: Made) -> Iterator[str]:
-  meta, prompt = made.meta, made.product.prompt
-  if prompt and not made.product.encoders:
+def _limits(draft: Made) -> Iterator[str]:
+  meta, prompt = draft.meta, draft.product.prompt
+  if prompt and not draft.product.encoders:
     yield (
       '- It fits only this backbone, by the SHA-256 above. With another, even another version of '
       'the same model, its vectors mean nothing.'
@@ -339,10 +339,10 @@ def _limits(made: Made) -> Iterator[str]:
   )
 
 
-def _licence(options: ExportOptions, made: Made) -> str:
-  own = f'{_code(options.licence)}.' if options.licence else 'Not stated by its author.'
-  base = backbone_licence(epath.Path(made.backbone.path))
-  return own + (f' The card of the backbone says {_code(base)}.' if base else '')
+def _licence(options: ExportOptions, draft: Made) -> str:
+  sentence = f'{_code(options.licence)}.' if options.licence else 'Not stated by its author.'
+  base = backbone_licence(epath.Path(draft.backbone.path))
+  return sentence + (f' The card of the backbone says {_code(base)}.' if base else '')
 
 
 def backbone_licence(folder: epath.Path) -> str | None:
@@ -351,10 +351,10 @@ def backbone_licence(folder: epath.Path) -> str | None:
   if not path.exists() or files.is_special(path):
     return None
   try:
-    found = huggingface_hub.ModelCard.load(path, ignore_metadata_errors=True).data.license
+    licence = huggingface_hub.ModelCard.load(path, ignore_metadata_errors=True).data.license
   except Exception:  # anyone may have written this card, and a licence is optional
     return None
-  return found if isinstance(found, str) else None
+  return licence if isinstance(licence, str) else None
 
 
 def _public(config: Mapping[str, Any]) -> dict[str, Any]:

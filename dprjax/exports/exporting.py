@@ -71,22 +71,22 @@ def export(
         f'--workdir={workdir} ...'
       )
     trained, extra = saved.restore_trainable(step), saved.extra(step)
-    kept = choices.read(workdirs.top(workdir)) if config.eval.choose else None
+    decision = choices.read(workdirs.top(workdir)) if config.eval.choose else None
     force = force or trained_by.intermediate(config, trained)
     model = choices.trained_model(workdir, config)
-    lost = kept is not None and kept.choice.candidate.model != model and not force
-    if kept is None:
+    lost = decision is not None and decision.choice.candidate.model != model and not force
+    if decision is None:
       check_gain(saved, workdir, force)
     elif not (lost and _as_retriever(out, options)):
-      check_choice(kept, model, workdir, force)
+      check_choice(decision, model, workdir, force)
   finally:
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:
     raise InputError(
       f'{backbone.path} is not the backbone of the training in {workdir} (its sha256 has changed)'
     )
-  if kept is not None and lost:
-    return _write_untrained(out, inputs, kept, config.backbone.path, backbone, workdir)
+  if decision is not None and lost:
+    return _write_untrained(out, inputs, decision, config.backbone.path, backbone, workdir)
   product = trained_by.export(config, epath.Path(workdir), backbone, trained)
   scored = extra.get('best') is not None and extra['best_step'] == step
   meta: dict[str, Any] = {
@@ -105,20 +105,20 @@ def export(
   if gain is not None and (scored or gain.folds):
     meta['gain'] = gain._asdict()
   how, choice = None, None
-  if kept is not None:
-    if kept.choice.candidate.model == model:  # not by force
-      choice = kept.choice.record(kept.weights)
-    own, estimate = kept.best_of(model)
+  if decision is not None:
+    if decision.choice.candidate.model == model:  # not by force
+      choice = decision.choice.record(decision.weights)
+    candidate, estimate = decision.best_of(model)
     meta['expected'] = {
       'over': choosing.FROZEN.model,
       'gain': estimate.expected,
       'loss': choosing.LOSS,
       'chance_of_loss': estimate.loss,
-      'with_bm25': own.fused,
-      'queries': kept.choice.queries,
+      'with_bm25': candidate.fused,
+      'queries': decision.choice.queries,
     }
-    if own == kept.choice.candidate and own.fused:
-      how = kept.fusion
+    if candidate == decision.choice.candidate and candidate.fused:
+      how = decision.fusion
   stamped = provenance.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
   training = card.Training(config.to_dict(), step, began_with, meta['metrics'])
@@ -127,8 +127,8 @@ def export(
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
-  made = Made(product, meta, backbone, done, known, training, choice, workdir, how)
-  return _write(out, inputs, made, options)
+  draft = Made(product, meta, backbone, done, known, training, choice, workdir, how)
+  return _write(out, inputs, draft, options)
 
 
 def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
@@ -138,7 +138,7 @@ def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
 def _write_untrained(
   out: epath.Path,
   inputs: outputs.Inputs,
-  kept: choices.Kept | None,
+  decision: choices.Kept | None,
   name: str,
   backbone: hub.Backbone,
   workdir: epath.Path,
@@ -151,21 +151,21 @@ def _write_untrained(
       _name_of(name, backbone),
       backbone.sha256,
       name=out.name,
-      choice=None if kept is None else kept.choice.record(kept.weights),
+      choice=None if decision is None else decision.choice.record(decision.weights),
       data=_data_of(workdir),
-      how=None if kept is None else kept.fusion,
+      how=None if decision is None else decision.fusion,
     )
     others = workdirs.top(workdir) / workdirs.ALTERNATIVES
-    made = [one / workdirs.PASSAGES for one in [workdir, *sorted(others.glob('*'))]]
-    folder.take(aside, next((one for one in made if one.exists()), made[0]))
+    folders = [one / workdirs.PASSAGES for one in [workdir, *sorted(others.glob('*'))]]
+    folder.take(aside, next((one for one in folders if one.exists()), folders[0]))
     model_folders.mark(aside)
-  chosen = choosing.FROZEN if kept is None else kept.choice.candidate
+  chosen = choosing.FROZEN if decision is None else decision.choice.candidate
   logger.info('%s: the retriever that was chosen: %s', out, chosen)
   return out
 
 
-def _describe(aside: epath.Path, made: Made, name: str) -> None:
-  sha256, encoders, settings = made.meta['backbone_sha256'], made.product.encoders, {}
+def _describe(aside: epath.Path, draft: Made, name: str) -> None:
+  sha256, encoders, settings = draft.meta['backbone_sha256'], draft.product.encoders, {}
   if isinstance(sha256, dict):
     sha256 = '+'.join(dict.fromkeys(sha256[side] for side in SIDES))
   if '' in encoders:  # such a folder has one length
@@ -173,13 +173,13 @@ def _describe(aside: epath.Path, made: Made, name: str) -> None:
     settings = {key: getattr(encoders['']['spec'], key) for key in lengths}
   folder.describe(
     aside,
-    folder.HERE if encoders else _name_of(made.meta['backbone'], made.backbone),
+    folder.HERE if encoders else _name_of(draft.meta['backbone'], draft.backbone),
     sha256,
     name=name,
     settings=settings,
-    choice=made.choice,
-    data=_data_of(made.workdir),
-    how=made.bm25,
+    choice=draft.choice,
+    data=_data_of(draft.workdir),
+    how=draft.bm25,
   )
 
 
@@ -210,18 +210,18 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
   logger.warning('%s', gain.verdict)
 
 
-def check_choice(kept: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
+def check_choice(decision: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
   """Raises InputError if another candidate was chosen; warns if the model may score lower."""
-  own, estimate = kept.best_of(model)
+  candidate, estimate = decision.best_of(model)
   words = (
-    f'{workdir}: {own}: expected gain {estimate.expected:+.3f}, chance of a loss over '
+    f'{workdir}: {candidate}: expected gain {estimate.expected:+.3f}, chance of a loss over '
     f'{choosing.LOSS:g}: {choosing.percent(estimate.loss)}'
   )
-  if kept.choice.candidate.model != model:
-    words += f'; held-out queries chose {kept.choice.verdict}'
+  if decision.choice.candidate.model != model:
+    words += f'; held-out queries chose {decision.choice.verdict}'
     if not force:
       raise InputError(f'{words}; to export it anyway: --force, or force=True')
-  if kept.choice.candidate.model != model or estimate.loss > _LIKELY:
+  if decision.choice.candidate.model != model or estimate.loss > _LIKELY:
     logger.warning('%s', words)
 
 
@@ -237,86 +237,86 @@ def convert(
     source: a prompt.npz, a folder or a hub repository with one, USER/NAME or USER/NAME@REVISION.
     backbone: the frozen encoder; by default the one named in ``source``.
   """
-  out, found = epath.Path(out), artifact.locate(source)
-  inputs = {'--from': found, '--backbone': backbone, '--metrics': list(options.metrics.values())}
+  out, path = epath.Path(out), artifact.locate(source)
+  inputs = {'--from': path, '--backbone': backbone, '--metrics': list(options.metrics.values())}
   check_out(out, inputs, options)
-  prompt = artifact.load_prompt(found)
+  prompt = artifact.load_prompt(path)
   loaded = hub.load_backbone(backbone or prompt.meta['backbone'], on_disk=True)
   tokenizer = tokenizing.load_tokenizer(loaded.path).sha256
   artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
-  made = Made(product, prompt.meta, loaded, f'of {found}', prompt.queries)
-  return _write(out, inputs, made, options)
+  draft = Made(product, prompt.meta, loaded, f'of {path}', prompt.queries)
+  return _write(out, inputs, draft, options)
 
 
 def _write(
-  out: epath.Path, inputs: outputs.Inputs, made: Made, options: ExportOptions
+  out: epath.Path, inputs: outputs.Inputs, draft: Made, options: ExportOptions
 ) -> epath.Path:
   if options.base_model is not None:  # a public name, unlike a local path
-    _check_base(options.base_model, made.backbone, options.format == 'peft')
-    made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
-  if options.format == 'sentence-transformers' and not made.product.encoders:
-    made = _merge(made)
-  product, meta = made.product, made.meta
+    _check_base(options.base_model, draft.backbone, options.format == 'peft')
+    draft = draft._replace(meta=draft.meta | {'backbone': str(options.base_model)})
+  if options.format == 'sentence-transformers' and not draft.product.encoders:
+    draft = _merge(draft)
+  product, meta = draft.product, draft.meta
   check_ending(out, product, options)
   if out.suffix == '.npz':
     with outputs.claim(out, inputs, endings=('',)):
-      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt), queries=made.queries))
+      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt), queries=draft.queries))
     stored = '' if files.is_special(out) else f', {rounded(out.stat().length, "B")}'
-    logger.info('%s: %s%s', out, made.done, stored)
+    logger.info('%s: %s%s', out, draft.done, stored)
     return out
   with model_folders.claim(out, inputs), files.atomic_path(out) as aside:
     if product.encoders:
-      _write_encoders(aside, made, options)
+      _write_encoders(aside, draft, options)
     else:
-      _write_prompt(aside, made, options)
+      _write_prompt(aside, draft, options)
     if options.card:
       with files.atomic_write(aside / card.FILE) as file:
-        file.write(card.write(options, made, out.name))
-    if _as_retriever(out, options) and made.embeds and not product.prompts:
-      _describe(aside, made, out.name)
-      if made.workdir is not None and made.product.meta.get('sides') == 'query':
-        folder.take(aside, made.workdir / workdirs.PASSAGES)
+        file.write(card.write(options, draft, out.name))
+    if _as_retriever(out, options) and draft.embeds and not product.prompts:
+      _describe(aside, draft, out.name)
+      if draft.workdir is not None and draft.product.meta.get('sides') == 'query':
+        folder.take(aside, draft.workdir / workdirs.PASSAGES)
     model_folders.mark(aside)
-  logger.info('%s: %s', out, made.done)
+  logger.info('%s: %s', out, draft.done)
   return out
 
 
-def _merge(made: Made) -> Made:
+def _merge(draft: Made) -> Made:
   """Merges an adapter, where possible (`Kind.merge`), into the encoders of each side."""
-  prompt = _prompt(made)
-  merge, backbone = prompt.kind.merge, made.backbone
+  prompt = _prompt(draft)
+  merge, backbone = prompt.kind.merge, draft.backbone
   if merge is None:
-    return made
-  spec, encoders = of_meta(made.meta, backbone.spec), {}
+    return draft
+  spec, encoders = of_meta(draft.meta, backbone.spec), {}
   for side in ('',) if prompt.tied else SIDES:
     model, params = backbone.config, backbone.params
     for adapter in prompt.adapters(side or 'query'):
       if adapter is not None:
         model, params = merge(model, params, adapter)
-    own = spec.only(side) if side else spec
-    encoders[side] = {'config': model, 'params': params, 'spec': own}
-  return made._replace(product=methods.Product(encoders, {}, {}))
+    side_spec = spec.only(side) if side else spec
+    encoders[side] = {'config': model, 'params': params, 'spec': side_spec}
+  return draft._replace(product=methods.Product(encoders, {}, {}))
 
 
-def _prompt(made: Made) -> artifact.Prompt:
-  return artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
+def _prompt(draft: Made) -> artifact.Prompt:
+  return artifact.Prompt(draft.meta, dict(draft.product.prompt), queries=draft.queries)
 
 
-def _write_prompt(out: epath.Path, made: Made, options: ExportOptions) -> None:
+def _write_prompt(out: epath.Path, draft: Made, options: ExportOptions) -> None:
   out.mkdir(parents=True)
-  prompt, model = _prompt(made), made.backbone.config
+  prompt, model = _prompt(draft), draft.backbone.config
   if options.format == 'peft':
-    name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
+    name = options.base_model.name if options.base_model else card.hub_name(draft.meta['backbone'])
     prompt_folders.write_adapters(out, prompt, model, name)
     # On the left, padding would come between a prefix and the text.
-    model_folders.copy_tokenizer(made.backbone.path, out, padding_side='right')
+    model_folders.copy_tokenizer(draft.backbone.path, out, padding_side='right')
   elif options.format == 'sentence-transformers':
     if not model.family.prompted_by:
       raise InputError(
         f'--format=sentence-transformers: {model.model_type} models take no prompt there; use npz'
       )
-    prompt_folders.write_prompted(out, prompt, made.backbone)
+    prompt_folders.write_prompted(out, prompt, draft.backbone)
   else:
     artifact.save_prompt(out / hub.PROMPT, prompt)
 
@@ -345,8 +345,8 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
     )
 
 
-def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None:
-  product, meta, backbone = made.product, made.meta, made.backbone
+def _write_encoders(out: epath.Path, draft: Made, options: ExportOptions) -> None:
+  product, meta, backbone = draft.product, draft.meta, draft.backbone
   if '' in product.encoders and not product.prompt:
     _warn_of_lengths(product.encoders[''].get('spec'))
   sha256 = {}
@@ -360,20 +360,20 @@ def _write_encoders(out: epath.Path, made: Made, options: ExportOptions) -> None
         **arguments,
       },
     )
-    if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), made.queries):
+    if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), draft.queries):
       seen.write(out / name / seen.FILE, known)
     sha256[name] = hub.load_backbone(str(out / name), on_disk=True).sha256
   meta['backbone_sha256'] = sha256.get('') or sha256
   if product.prompt:
-    prompt = _prompt(made)
+    prompt = _prompt(draft)
     if options.format == 'sentence-transformers':
       prompt_folders.add_prompt(out, prompt)
     else:
       artifact.save_prompt(out / hub.PROMPT, prompt)
-  for name, (arrays, own) in product.prompts.items():
+  for name, (arrays, prompt_meta) in product.prompts.items():
     path = out / 'prompts' / f'{name}.npz'
     path.parent.mkdir(exist_ok=True)
-    prompt = artifact.Prompt({**meta, **own}, dict(arrays), queries=made.queries)
+    prompt = artifact.Prompt({**meta, **prompt_meta}, dict(arrays), queries=draft.queries)
     artifact.save_prompt(path, prompt)
 
 

@@ -61,9 +61,9 @@ def write_prompted(folder: epath.Path, prompt: artifact.Prompt, backbone: hub.Ba
   """Fills a folder for sentence-transformers with a prompt and its frozen backbone."""
   _code(prompt)
   model_folders.copy_files(backbone, folder)
-  kept = model_folders.tokenizer_keys(epath.Path(backbone.path))
+  tokenizer = model_folders.tokenizer_keys(epath.Path(backbone.path))
   model_folders.write_sentence_files(
-    folder, backbone.config, backbone.params, of_meta(prompt.meta), kept
+    folder, backbone.config, backbone.params, of_meta(prompt.meta), tokenizer
   )
   add_prompt(folder, prompt)
 
