@@ -369,7 +369,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   # As if the fusion with the prompt had been chosen, with other weights.
   sure = choosing.Estimate(0.1, 0.01, 0.1, 0.01, 0.001)
   made = choosing.Choice(chosen, {**kept.choice.estimates, chosen: sure}, count)
-  choice.write(run, choice.Kept(made, {chosen: 0.3}))
+  choice.write(run, choice.Decision(made, {chosen: 0.3}))
   for out in ('p.npz', 'both'):
     assert command(export, f'--workdir={run}', f'--out={tmp_path}/{out}')[0] == 0
   assert folder.read(tmp_path / 'both').fusion.weights['bm25'] == 0.3

@@ -48,7 +48,7 @@ class Training(NamedTuple):
   metrics: Mapping[str, float]
 
 
-class Made(NamedTuple):
+class Draft(NamedTuple):
   """An export, before it is written.
 
   Attributes:
@@ -83,7 +83,7 @@ def hub_name(backbone: str) -> str | None:
   return reference.name
 
 
-def write(options: ExportOptions, draft: Made, folder: str) -> str:
+def write(options: ExportOptions, draft: Draft, folder: str) -> str:
   """The card of a published folder: YAML for the hub, Markdown for people."""
   encoders, library = draft.product.encoders, options.format
   if library is None:
@@ -114,11 +114,11 @@ def write(options: ExportOptions, draft: Made, folder: str) -> str:
   return '\n\n'.join(parts) + '\n'
 
 
-def _kind(draft: Made) -> adapter.Kind:
+def _kind(draft: Draft) -> adapter.Kind:
   return adapter.find(draft.meta.get('kind') or 'prefix', 'a card')
 
 
-def _about(draft: Made, base: str | None) -> str:
+def _about(draft: Draft, base: str | None) -> str:
   local = str(draft.meta['backbone']).rstrip('/').rpartition('/')[2]
   name = f'[{base}](https://huggingface.co/{base})' if base else _code(local)
   digest = draft.meta['backbone_sha256']
@@ -147,7 +147,7 @@ def _about(draft: Made, base: str | None) -> str:
   )
 
 
-def _usage(options: ExportOptions, draft: Made, base: str | None) -> Iterator[str]:
+def _usage(options: ExportOptions, draft: Draft, base: str | None) -> Iterator[str]:
   here, prompt, encoders = options.name or 'DIR', draft.product.prompt, draft.product.encoders
   if options.format == 'peft':
     sides = [side for side in SIDES if any(name.startswith(f'{side}/') for name in prompt)]
@@ -226,7 +226,7 @@ def _data(training: Training | None) -> Iterator[str]:
     yield f'And {len(stamped) - _MOST} more.'
 
 
-def _metrics(options: ExportOptions, draft: Made) -> Iterator[str]:
+def _metrics(options: ExportOptions, draft: Draft) -> Iterator[str]:
   training = draft.training
   for name, path in options.metrics.items():
     metrics = comparison.read_metrics(files.regular_file(path, '--metrics'))
@@ -308,7 +308,7 @@ def _training(training: Training) -> str:
   )
 
 
-def _limits(draft: Made) -> Iterator[str]:
+def _limits(draft: Draft) -> Iterator[str]:
   meta, prompt = draft.meta, draft.product.prompt
   if prompt and not draft.product.encoders:
     yield (
@@ -339,7 +339,7 @@ def _limits(draft: Made) -> Iterator[str]:
   )
 
 
-def _licence(options: ExportOptions, draft: Made) -> str:
+def _licence(options: ExportOptions, draft: Draft) -> str:
   sentence = f'{_code(options.licence)}.' if options.licence else 'Not stated by its author.'
   base = backbone_licence(epath.Path(draft.backbone.path))
   return sentence + (f' The card of the backbone says {_code(base)}.' if base else '')

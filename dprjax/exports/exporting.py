@@ -9,7 +9,7 @@ from dprjax.base import files, outputs, provenance, repository, tree, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import rounded
 from dprjax.exports import card, prompt_folders
-from dprjax.exports.card import ExportOptions, Made
+from dprjax.exports.card import Draft, ExportOptions
 from dprjax.models import artifact, hub, model_folders
 from dprjax.retrieval import choosing, folder
 from dprjax.text import seen, tokenizing
@@ -127,7 +127,7 @@ def export(
   if product.meta.get('sides') == 'query':
     done += ', for queries only: passages have no prompt'
   known = workdirs.seen_queries(epath.Path(workdir))
-  draft = Made(product, meta, backbone, done, known, training, choice, workdir, how)
+  draft = Draft(product, meta, backbone, done, known, training, choice, workdir, how)
   return _write(out, inputs, draft, options)
 
 
@@ -138,7 +138,7 @@ def _as_retriever(out: epath.Path, options: ExportOptions) -> bool:
 def _write_untrained(
   out: epath.Path,
   inputs: outputs.Inputs,
-  decision: choices.Kept | None,
+  decision: choices.Decision | None,
   name: str,
   backbone: hub.Backbone,
   workdir: epath.Path,
@@ -164,7 +164,7 @@ def _write_untrained(
   return out
 
 
-def _describe(aside: epath.Path, draft: Made, name: str) -> None:
+def _describe(aside: epath.Path, draft: Draft, name: str) -> None:
   sha256, encoders, settings = draft.meta['backbone_sha256'], draft.product.encoders, {}
   if isinstance(sha256, dict):
     sha256 = '+'.join(dict.fromkeys(sha256[side] for side in SIDES))
@@ -210,7 +210,9 @@ def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bo
   logger.warning('%s', gain.verdict)
 
 
-def check_choice(decision: choices.Kept, model: str, workdir: epath.PathLike, force: bool) -> None:
+def check_choice(
+  decision: choices.Decision, model: str, workdir: epath.PathLike, force: bool
+) -> None:
   """Raises InputError if another candidate was chosen; warns if the model may score lower."""
   candidate, estimate = decision.best_of(model)
   words = (
@@ -245,12 +247,12 @@ def convert(
   tokenizer = tokenizing.load_tokenizer(loaded.path).sha256
   artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
-  draft = Made(product, prompt.meta, loaded, f'of {path}', prompt.queries)
+  draft = Draft(product, prompt.meta, loaded, f'of {path}', prompt.queries)
   return _write(out, inputs, draft, options)
 
 
 def _write(
-  out: epath.Path, inputs: outputs.Inputs, draft: Made, options: ExportOptions
+  out: epath.Path, inputs: outputs.Inputs, draft: Draft, options: ExportOptions
 ) -> epath.Path:
   if options.base_model is not None:  # a public name, unlike a local path
     _check_base(options.base_model, draft.backbone, options.format == 'peft')
@@ -282,7 +284,7 @@ def _write(
   return out
 
 
-def _merge(draft: Made) -> Made:
+def _merge(draft: Draft) -> Draft:
   """Merges an adapter, where possible (`Kind.merge`), into the encoders of each side."""
   prompt = _prompt(draft)
   merge, backbone = prompt.kind.merge, draft.backbone
@@ -299,11 +301,11 @@ def _merge(draft: Made) -> Made:
   return draft._replace(product=methods.Product(encoders, {}, {}))
 
 
-def _prompt(draft: Made) -> artifact.Prompt:
+def _prompt(draft: Draft) -> artifact.Prompt:
   return artifact.Prompt(draft.meta, dict(draft.product.prompt), queries=draft.queries)
 
 
-def _write_prompt(out: epath.Path, draft: Made, options: ExportOptions) -> None:
+def _write_prompt(out: epath.Path, draft: Draft, options: ExportOptions) -> None:
   out.mkdir(parents=True)
   prompt, model = _prompt(draft), draft.backbone.config
   if options.format == 'peft':
@@ -345,7 +347,7 @@ def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed:
     )
 
 
-def _write_encoders(out: epath.Path, draft: Made, options: ExportOptions) -> None:
+def _write_encoders(out: epath.Path, draft: Draft, options: ExportOptions) -> None:
   product, meta, backbone = draft.product, draft.meta, draft.backbone
   if '' in product.encoders and not product.prompt:
     _warn_of_lengths(product.encoders[''].get('spec'))

@@ -26,7 +26,7 @@ from dprjax.training.method import Scores
 _PARTS = 5  # of held-out queries, without folds
 
 
-class Kept(NamedTuple):
+class Decision(NamedTuple):
   """The choice of a run, and the weight of BM25 in each fusion."""
 
   choice: choosing.Choice
@@ -50,7 +50,7 @@ class Kept(NamedTuple):
     return max(models, key=lambda model: self.best_of(model)[1].expected)
 
 
-def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
+def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Decision:
   """Chooses by the stored evaluations of trainings.
 
   ``trainings`` has `workdir.scored` by model. All must have held out the same queries.
@@ -69,7 +69,7 @@ def decide(trainings: Mapping[str, Sequence[epath.Path]]) -> Kept:
     values, fused = _cross_fitted(folders)
     scores[Candidate(model)] = values
     _fuse(Candidate(model), fused, scores, weights)
-  return Kept(choosing.choose(scores, new), weights)
+  return Decision(choosing.choose(scores, new), weights)
 
 
 def _joined(folders: Sequence[epath.Path], step: int = 0) -> Scores:
@@ -186,11 +186,11 @@ class _Written(msgspec.Struct):
   new_queries: int | None = None
 
 
-def write(workdir: epath.Path, decision: Kept) -> None:
+def write(workdir: epath.Path, decision: Decision) -> None:
   files.write_json(workdir / workdirs.CHOSEN, decision.choice.record(decision.weights))
 
 
-def read(workdir: epath.Path) -> Kept | None:
+def read(workdir: epath.Path) -> Decision | None:
   path = workdir / workdirs.CHOSEN
   if not path.exists():
     return None
@@ -211,4 +211,4 @@ def read(workdir: epath.Path) -> Kept | None:
     new=stored.new,
     new_queries=stored.new_queries,
   )
-  return Kept(choice, weights)
+  return Decision(choice, weights)

@@ -84,7 +84,7 @@ def choosing_now(fitted, tmp_path):
     if candidate != FROZEN:
       gains[candidate] = 0.1
     estimates = {name: Estimate(gain, 0.01, gain, 0.01, 0.01) for name, gain in gains.items()}
-    kept = choice.Kept(Choice(candidate, estimates, 20), {FUSED: 0.5, FROZEN_FUSED: 0.5})
+    kept = choice.Decision(Choice(candidate, estimates, 20), {FUSED: 0.5, FROZEN_FUSED: 0.5})
     choice.write(folder / 'training', kept)
     return fitting.Fitted(folder)
 

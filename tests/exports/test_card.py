@@ -46,7 +46,7 @@ def write(tmp_path, options, meta=META, training=None, encoders=(), embeds=True,
   product = Product({name: {'spec': embeds or None} for name in encoders}, arrays, meta)
   shape = types.SimpleNamespace(family=types.SimpleNamespace(class_name=''))
   backbone = types.SimpleNamespace(path=str(tmp_path), config=shape)
-  text = card.write(options, card.Made(product, meta, backbone, '', {}, training), 'folder')
+  text = card.write(options, card.Draft(product, meta, backbone, '', {}, training), 'folder')
   _, front, rest = text.split('---\n', 2)
   return yaml.safe_load(front), rest
 
