@@ -47,11 +47,11 @@ def read_arrays(
   path: PathLike, what: str, most_packed: int = _MOST_PACKED, remedy: str = 'make or fetch it again'
 ) -> dict[str, np.ndarray]:
   """The arrays of an npz file, which may be ``most_packed`` times as large as the file."""
-  found = regular_file(path, what)
+  place = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}
   name = ''
   try:
-    with found.open('rb') as file:
+    with place.open('rb') as file:
       if file.read(6) == np.lib.format.MAGIC_PREFIX:
         raise _Wrong('a single array')
       with zipfile.ZipFile(file) as archive:
@@ -74,7 +74,7 @@ def read_arrays(
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
     shown = name if name.isprintable() else ascii(name)
-    at = f'{what} {found}' + (f', array {shown:.80}' if name else '')
+    at = f'{what} {place}' + (f', array {shown:.80}' if name else '')
     raise InputError(
       f'{at}: cut off, damaged or not an npz file of arrays '
       f'({" ".join(str(error).split()):.200}); {remedy}'

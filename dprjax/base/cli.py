@@ -106,9 +106,9 @@ def run(
   trace = wants_traceback()
   try:
     module = sys.modules[kind.__module__]
-    own, asked = flags.parse(kind, argv, _program(module), module.__doc__ or '')
-    trace = trace or asked
-    job = next((one for one in vars(own).values() if isinstance(one, flags.Job)), None)
+    args, traced = flags.parse(kind, argv, _program(module), module.__doc__ or '')
+    trace = trace or traced
+    job = next((one for one in vars(args).values() if isinstance(one, flags.Job)), None)
     if job is not None:
       from dprjax.base import distributed  # imports JAX, so not before --help
     if signal.getsignal(signal.SIGINT) is end_interrupted:
@@ -117,7 +117,7 @@ def run(
     # Below this level, jax lists each missing backend.
     logging.getLogger('jax').setLevel(logging.WARNING)
     with contextlib.nullcontext() if job is None else distributed.together(job, trace):
-      status = command(own)
+      status = command(args)
     sys.stdout.flush()
     if status:
       sys.exit(status)

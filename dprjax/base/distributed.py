@@ -67,8 +67,8 @@ def together(job: Job, raw: bool = False) -> Iterator[None]:
 def start(job: Job) -> bool:
   """Joins the job of the flags or the environment; False for a single process."""
   global _watch
-  given = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
-  place = _from_flags(given) if given else _from_surroundings()
+  flags = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
+  place = _from_flags(flags) if flags else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
     return False
   # Gloo is only for collectives between CPUs. `stopping.Stop` handles SIGTERM.
@@ -126,8 +126,8 @@ def start(job: Job) -> bool:
   return True
 
 
-def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
-  coordinator, processes, process = map(given.get, FLAGS)
+def _from_flags(flags: dict[str, Any]) -> dict[str, Any]:
+  coordinator, processes, process = map(flags.get, FLAGS)
   host, _, port = str(coordinator).rpartition(':')
   place = host and port.isdecimal() and 0 < int(port) < 65536
   if not place or process is None or not 0 <= process < (processes or 0):

@@ -22,9 +22,9 @@ def values(name: str, places: Mapping[str, str] = NONE) -> list[Any]:
   Args:
     places: ``MODULE.VALUE`` by the key of the value.
   """
-  found = [_value(place) for place in places.values() if there(place.rpartition('.')[0])]
-  own = (getattr(module, name, None) for module in _modules(os.environ.get(VARIABLE, '')))
-  return [*found, *(value for value in own if value is not None)]
+  shipped = [_value(place) for place in places.values() if there(place.rpartition('.')[0])]
+  added = (getattr(module, name, None) for module in _modules(os.environ.get(VARIABLE, '')))
+  return [*shipped, *(value for value in added if value is not None)]
 
 
 def find(name: str, key: str, wanted: str, places: Mapping[str, str]) -> Any:

@@ -32,12 +32,12 @@ _DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]
 def existing(path: PathLike, what: str) -> epath.Path:
   """The path of an existing folder, special file, or file that is not empty."""
   check_scheme(path)
-  found = epath.Path(path)
-  there = is_name(path) and found.exists()
+  place = epath.Path(path)
+  there = is_name(path) and place.exists()
   # Reading a pipe would take its content.
-  if not there or not (found.is_dir() or is_special(found) or not is_empty(found)):
-    raise InputError(f'{what} {"is empty" if there else "not found"}: {found}')
-  return found
+  if not there or not (place.is_dir() or is_special(place) or not is_empty(place)):
+    raise InputError(f'{what} {"is empty" if there else "not found"}: {place}')
+  return place
 
 
 def user_cache() -> pathlib.Path:
@@ -103,10 +103,10 @@ def is_empty(path: epath.Path) -> bool:
 
 def regular_file(path: PathLike, what: str) -> epath.Path:
   """`existing` file that can be read more than once: no folder, pipe, device or socket."""
-  found = existing(path, what)
-  if found.is_dir() or is_special(found):
-    raise InputError(f'{what}: {found} is a folder, a pipe or a device; expected a file')
-  return found
+  file = existing(path, what)
+  if file.is_dir() or is_special(file):
+    raise InputError(f'{what}: {file} is a folder, a pipe or a device; expected a file')
+  return file
 
 
 def refuse_special(folder: epath.Path) -> None:
@@ -133,7 +133,7 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
 @contextlib.contextmanager
 def _aside(path: PathLike, final: epath.Path) -> Iterator[epath.Path]:
   """`atomic_path` without `recover`, which lists the whole folder and which files do not need."""
-  made = missing_parents(final)
+  parents = missing_parents(final)
   final.parent.mkdir(parents=True, exist_ok=True)
   aside = _beside(final, 'tmp')
   try:
@@ -145,7 +145,7 @@ def _aside(path: PathLike, final: epath.Path) -> Iterator[epath.Path]:
         aside.replace(final)
   finally:
     remove(aside)
-    for folder in made:  # made for nothing
+    for folder in parents:  # made for nothing
       with contextlib.suppress(OSError):
         os.rmdir(folder)
 

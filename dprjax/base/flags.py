@@ -102,10 +102,10 @@ def given(args: Any, *names: str) -> list[str]:
   ]
 
 
-def refuse(args: Any, names: Iterable[str], other: str) -> None:
-  """Raises InputError if a flag in ``names`` is given, which needs the flag ``other``."""
+def refuse(args: Any, names: Iterable[str], needed: str) -> None:
+  """Raises InputError if a flag in ``names`` is given, which needs the flag ``needed``."""
   for name in given(args, *names):
-    raise InputError(f'--{name} needs --{other}')
+    raise InputError(f'--{name} needs --{needed}')
 
 
 def paths(args: Any, *names: str) -> dict[str, Any]:
@@ -315,11 +315,11 @@ class _Strict(_Parser):
 
 
 class _Names(argparse.Action):
-  def __call__(self, parser: Any, found: Any, pair: Any, option_string: str | None = None) -> None:
+  def __call__(self, parser: Any, args: Any, pair: Any, option_string: str | None = None) -> None:
     name, value = pair
-    if name in vars(found).setdefault(self.dest, {}):
+    if name in vars(args).setdefault(self.dest, {}):
       raise argparse.ArgumentError(self, f'{name} is given twice')
-    vars(found)[self.dest][name] = value
+    vars(args)[self.dest][name] = value
 
 
 def parse(
@@ -355,8 +355,8 @@ def parse(
   for field in dataclasses.fields(kind):  # type: ignore[arg-type]
     if 'config' in field.metadata:
       words, experiment[field.name] = split_config(words)
-  found = vars(parser.parse_args(words)) | experiment
-  return _make(kind, found), found.get('traceback', False)
+  options = vars(parser.parse_args(words)) | experiment
+  return _make(kind, options), options.get('traceback', False)
 
 
 def of(kind: type[Flags], **values: Any) -> Flags:
@@ -389,7 +389,7 @@ def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
   ``--config FILE`` becomes ``--config=FILE``, also for each key.
   """
-  own: list[str] = []
+  rest: list[str] = []
   ours: list[str] = []
   waits = False  # whether a value may follow
   for word in words:
@@ -398,9 +398,9 @@ def split_config(words: Sequence[str]) -> tuple[list[str], list[str]]:
       waits = False
     else:
       taken = word.startswith('--config')
-      (ours if taken else own).append(word)
+      (ours if taken else rest).append(word)
       waits = taken and '=' not in word
-  return own, ours
+  return rest, ours
 
 
 def _add(parser: argparse._ActionsContainer, kind: Any) -> None:
@@ -477,13 +477,13 @@ def _shown(default: Any, split: str) -> str:
   return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def _make(kind: Any, found: dict[str, Any]) -> Any:
+def _make(kind: Any, options: dict[str, Any]) -> Any:
   hints = typing.get_type_hints(kind)
   values: dict[str, Any] = {}
   for field in dataclasses.fields(kind):
     if 'group' in field.metadata:
-      values[field.name] = _make(hints[field.name], found)
-    elif field.name in found:
-      value = found[field.name]
+      values[field.name] = _make(hints[field.name], options)
+    elif field.name in options:
+      value = options[field.name]
       values[field.name] = tuple(value) if isinstance(value, list) else value
   return kind(**values)

@@ -12,52 +12,50 @@ _SURROGATE = re.compile('[\ud800-\udfff]')  # half of a pair, which no tokenizer
 INDEX = '__index_level_0__'  # as Arrow calls the index of pandas
 
 
-def texts(given: Any, what: str = 'texts') -> list[str]:
-  return [check_text(value, number, what) for number, value in enumerate(values(given, what))]
+def texts(data: Any, what: str = 'texts') -> list[str]:
+  return [check_text(value, number, what) for number, value in enumerate(values(data, what))]
 
 
-def values(given: Any, what: str) -> list[Any]:
+def values(data: Any, what: str) -> list[Any]:
   """The values of an iterable or a column, as Python's own types where possible."""
-  columns = table(given)
-  others = isinstance(given, str | bytes | Mapping | set | frozenset)
-  axes = getattr(given, 'ndim', 1)
-  if columns is not None or others or not isinstance(given, Iterable) or axes != 1:
+  columns = table(data)
+  others = isinstance(data, str | bytes | Mapping | set | frozenset)
+  axes = getattr(data, 'ndim', 1)
+  if columns is not None or others or not isinstance(data, Iterable) or axes != 1:
     kind = (
-      type(given).__name__
-      if columns is None
-      else f'a table of {", ".join(columns) or "no columns"}'
+      type(data).__name__ if columns is None else f'a table of {", ".join(columns) or "no columns"}'
     )
     raise InputError(f'{what}: expected a list of strings or one column, not {kind}')
   for convert in ('to_pylist', 'to_list', 'tolist'):  # pyarrow; pandas, polars; numpy
-    if hasattr(given, convert):
-      return list(getattr(given, convert)())
-  return list(given)
+    if hasattr(data, convert):
+      return list(getattr(data, convert)())
+  return list(data)
 
 
-def table(given: Any) -> dict[str, Any] | None:
+def table(data: Any) -> dict[str, Any] | None:
   """The columns of a table of pandas, pyarrow, polars or datasets; else None.
 
   Named levels of a pandas index are columns, and an `index_of` is the column `INDEX`.
   """
-  names = getattr(given, 'column_names', None)  # pyarrow and datasets
+  names = getattr(data, 'column_names', None)  # pyarrow and datasets
   if names is None:
-    names = getattr(given, 'columns', None)  # pandas and polars
-  if names is None or isinstance(given, Mapping):
+    names = getattr(data, 'columns', None)  # pandas and polars
+  if names is None or isinstance(data, Mapping):
     return None
-  index: Any = getattr(given, 'index', None)
+  index: Any = getattr(data, 'index', None)
   levels = [name for name in getattr(index, 'names', ()) if name is not None]
-  found = {str(name): index.get_level_values(name) for name in levels}
-  if (own := index_of(given)) is not None:
-    found[INDEX] = own
-  return found | {str(name): given[name] for name in names}
+  columns = {str(name): index.get_level_values(name) for name in levels}
+  if (labels := index_of(data)) is not None:
+    columns[INDEX] = labels
+  return columns | {str(name): data[name] for name in names}
 
 
-def index_of(given: Any) -> list[Any] | None:
+def index_of(data: Any) -> list[Any] | None:
   """The index of a pandas table or column, unless it counts the rows or has several levels."""
-  found: Any = getattr(given, 'index', None)
-  if getattr(found, 'nlevels', 0) != 1:
+  index: Any = getattr(data, 'index', None)
+  if getattr(index, 'nlevels', 0) != 1:
     return None
-  values = found.tolist()
+  values = index.tolist()
   return None if values == list(range(len(values))) else values
 
 

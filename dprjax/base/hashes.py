@@ -39,8 +39,8 @@ class Copies:
       same[1:] &= ordered[1:] == ordered[:-1]
     first = np.where(same, 0, np.arange(len(order)))
     np.maximum.accumulate(first, out=first)
-    found = np.stack([places[order[first[same]]], places[order[same]]], axis=1)
-    return found[np.argsort(found[:, 1])]
+    pairs = np.stack([places[order[first[same]]], places[order[same]]], axis=1)
+    return pairs[np.argsort(pairs[:, 1])]
 
 
 def sameness(text: str) -> bytes:

@@ -193,7 +193,7 @@ def _check_outputs_apart(
   out: PathLike | None, flag: str, endings: Iterable[str], also: Mapping[str, PathLike | None]
 ) -> None:
   named: list[tuple[str, PathLike, PathLike]] = [
-    (other, path, path) for other, path in also.items() if path is not None
+    (label, path, path) for label, path in also.items() if path is not None
   ]
   if out is not None:
     named += [

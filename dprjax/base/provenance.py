@@ -53,8 +53,8 @@ def read(folder: epath.Path, name: str) -> dict[str, Any] | None:
   if not path.exists():
     return None
   record = reading.read_json_object(files.regular_file(path, 'record'), 'record')
-  own = record.pop(_OWN_SUM, None)
-  if own != digest(record) or not isinstance(record.get('sha256'), dict):
+  checksum = record.pop(_OWN_SUM, None)
+  if checksum != digest(record) or not isinstance(record.get('sha256'), dict):
     raise InputError(f'{path} was changed or damaged (SHA-256); {_again(folder)}')
   return record
 
@@ -127,8 +127,8 @@ def identity(path: epath.Path) -> tuple[int, ...]:
   if files.is_remote(path):
     stat = path.stat()
     return stat.length, int(stat.mtime)
-  found = os.stat(path)
-  return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+  stats = os.stat(path)
+  return stats.st_ino, stats.st_size, stats.st_mtime_ns, stats.st_ctime_ns
 
 
 def _sha256(path: epath.Path) -> str:

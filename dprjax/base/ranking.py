@@ -14,9 +14,9 @@ from jaxtyping import Float, Float64, Int
 def places(ids: Sequence[str] | Sequence[bytes]) -> Int[np.ndarray, ' n']:
   """The rank of each id, ascending, from 0."""
   by_id = sorted(range(len(ids)), key=ids.__getitem__)  # of str: by code point, as UTF-8 bytes
-  found = np.empty(len(ids), np.int32)
-  found[by_id] = np.arange(len(ids), dtype=np.int32)
-  return found
+  ranks = np.empty(len(ids), np.int32)
+  ranks[by_id] = np.arange(len(ids), dtype=np.int32)
+  return ranks
 
 
 def order(
@@ -44,8 +44,8 @@ class Ranking(NamedTuple):
     return Ranking(self.ids[:k], self.scores[:k])
 
   def without(self, id_: str) -> 'Ranking':
-    kept = [row for row, one in enumerate(self.ids) if one != id_]
-    return Ranking([self.ids[row] for row in kept], self.scores[kept])
+    rows = [row for row, one in enumerate(self.ids) if one != id_]
+    return Ranking([self.ids[row] for row in rows], self.scores[rows])
 
 
 def ranked(ids: list[str], scores: Float64[np.ndarray, ' n']) -> Ranking:

@@ -32,13 +32,13 @@ def open_bytes(
   path: PathLike, what: str = 'file'
 ) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
   """Opens a file, decompressed by its suffix; yields it and a function of the fraction read."""
-  found = existing(path, what)
-  with found.open('rb') as raw, decoding(str(found)):
+  file = existing(path, what)
+  with file.open('rb') as raw, decoding(str(file)):
     size = 0
     if raw.seekable():  # no pipe
       size = raw.seek(0, io.SEEK_END)
       raw.seek(0)
-    decompress = _DECOMPRESSORS.get(found.suffix)
+    decompress = _DECOMPRESSORS.get(file.suffix)
     yield (decompress(raw) if decompress else raw), lambda: raw.tell() / size if size else 0.0
 
 
@@ -70,8 +70,8 @@ COMPRESSED = tuple(_DECOMPRESSORS)
 
 def plain_name(path: PathLike) -> str:
   """The file name without the suffix of a compressed file."""
-  found = epath.Path(path)
-  return found.stem if found.suffix in COMPRESSED else found.name
+  file = epath.Path(path)
+  return file.stem if file.suffix in COMPRESSED else file.name
 
 
 def read_lines(

@@ -38,8 +38,8 @@ class Reference(NamedTuple):
 
 def parse(text: PathLike) -> Reference | None:
   """Parses ``USER/NAME`` or ``USER/NAME@REVISION``; None for other text."""
-  found = _NAME.fullmatch(os.fspath(text))
-  return Reference(found[1], found[2]) if found else None
+  match = _NAME.fullmatch(os.fspath(text))
+  return Reference(match[1], match[2]) if match else None
 
 
 def fetch(
@@ -81,17 +81,17 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
   The mark of a folder of dprjax verifies the file. Other paths are returned as they are.
   """
   files.check_scheme(path)
-  found = epath.Path(path)
-  if found.is_dir():
-    return _inside(found, name, what)
+  place = epath.Path(path)
+  if place.is_dir():
+    return _inside(place, name, what)
   reference = parse(path)
   if (
     reference is None
     or not _OWNED.fullmatch(reference.name)
-    or found.suffix == epath.Path(name).suffix
-    or found.exists()
+    or place.suffix == epath.Path(name).suffix
+    or place.exists()
   ):
-    return found
+    return place
   folder = fetch(reference, [name, provenance.MARK], what)
   if not reference.pinned and (commit := commit_of(folder)):
     logger.info(

@@ -63,14 +63,14 @@ def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
   """The names matched by ``config.trainable``; all others are frozen."""
   matched: set[str] = set()
   for pattern in convert(trainable, 'config.trainable', list[str]):
-    found = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}
-    if not found:
+    matching = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}
+    if not matching:
       tops = sorted({name.split('/')[0] for name in names})
       raise InputError(
         f'config.trainable: {pattern!r} matches no parameter; the names begin with '
         f'{", ".join(tops)}, for instance {names[0]!r}'
       )
-    matched |= found
+    matched |= matching
   return matched
 
 

@@ -59,13 +59,13 @@ def words(text: str, turkish: bool = False) -> list[str]:
   text = normalise(text, turkish)
   if is_simple(text):
     return _SIMPLE.findall(text)
-  found: list[str] = []
+  terms: list[str] = []
   for match in _PATTERN.finditer(text):
     if match['dense'] is None:
-      found.append(match[0])
+      terms.append(match[0])
     else:
-      found += [*letters_of(match[0]), *pairs_of(match[0])]
-  return found
+      terms += [*letters_of(match[0]), *pairs_of(match[0])]
+  return terms
 
 
 def letters_of(run: str) -> list[str]:
