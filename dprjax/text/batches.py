@@ -104,7 +104,7 @@ def make_batches(
     sample: passages drawn for each batch from those outside it: `corpus_vectors` ``[S, H]`` and
       `corpus_index` ``[S]``. Needs ``vectors``.
   """
-  own = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
+  rows = np.arange(batch_size)[process_rows(batch_size, process_index, process_count)]
   if batch_size > cache.num_queries:
     raise InputError(
       f'config.batch_size: {counted(batch_size, "queries")} an update, but {cache.path} has '
@@ -135,7 +135,7 @@ def make_batches(
     epoch, queries = rows_of(step)
     drawn = feed.draw(queries, epoch, random_passages(seed, step))
     buckets = zip(feed.lengths(drawn), (query_buckets, passage_buckets), strict=True)
-    batch = feed.read(drawn, own, *(smallest_bucket(*both) for both in buckets))
+    batch = feed.read(drawn, rows, *(smallest_bucket(*both) for both in buckets))
     if sample:
       random = np.random.default_rng([seed, _SAMPLE, step])
       held = np.searchsorted(distinct, drawn.passages)
@@ -389,8 +389,8 @@ def _pick_negatives(
     for source, member in enumerate(bits[order] & bit > 0 for bit in (DENOISED, UNDENOISED))
   )
   # In the order of drawing: denoised first, since they are fewer and some are of both sources.
-  own = np.where(np.arange(wanted) < quotas[0][:, None], denoised, -1)
-  candidates = np.concatenate([own, undenoised, denoised], axis=1)
+  within_quota = np.where(np.arange(wanted) < quotas[0][:, None], denoised, -1)
+  candidates = np.concatenate([within_quota, undenoised, denoised], axis=1)
   sources = np.repeat(
     [
       NEGATIVE_SOURCES.index(name) for name in ('denoised', 'undenoised', 'denoised_for_undenoised')
@@ -507,11 +507,11 @@ def _check_mix(cache: TokenCache, mix: Mix | None, negatives: int, seed: int) ->
       *(round(negatives * share, 2) for share in shares),
     )
   undenoised = cache.negative_counts if mix is None else cache.undenoised_counts
-  for name, asked, counts in (
+  for name, quota, counts in (
     ('denoised ', quotas[0], cache.denoised_counts),
     ('' if mix is None else 'un-denoised ', quotas[1], undenoised),
   ):
-    if short := np.count_nonzero(counts < asked):
+    if short := np.count_nonzero(counts < quota):
       _log.info(
         'negatives: %s of %s have fewer %snegatives than the first epoch needs',
         f'{short:,}',

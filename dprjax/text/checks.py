@@ -34,10 +34,10 @@ class Finding(NamedTuple):
 
 def splits_of(path: str) -> list[str]:
   """The splits of a data set, by the names of its files."""
-  found = epath.Path(path)
-  if not found.is_dir():
+  place = epath.Path(path)
+  if not place.is_dir():
     return ['train']
-  folder = found / 'qrels' if (found / 'qrels').is_dir() else found
+  folder = place / 'qrels' if (place / 'qrels').is_dir() else place
   names = [reading.plain_name(child).rpartition('.')[0] for child in sorted(folder.iterdir())]
   names = [name.removeprefix('qrels.') for name in names]
   splits = [name for name in names if name not in ('', 'corpus', 'queries') and '.' not in name]
@@ -69,7 +69,7 @@ def check(
 def _of_split(dataset: sources.Dataset) -> list[Finding]:
   queries = dataset.queries
   positives = [len(dataset.positives(query.id)) for query in queries]
-  found = [
+  findings = [
     Finding(len(queries), 'queries', _shown(queries)),
     Finding(sum(positives), f'positives, {np.mean(positives):.1f} a query'),
     Finding(sum(map(len, dataset.negatives.values())), 'hard negatives'),
@@ -77,15 +77,15 @@ def _of_split(dataset: sources.Dataset) -> list[Finding]:
   ]
   for what, count in dataset.report.counts.items():
     if what != 'queries' and count:
-      found.append(Finding(count, what, tuple(dataset.report.examples.get(what, ())[:SAMPLES])))
+      findings.append(Finding(count, what, tuple(dataset.report.examples.get(what, ())[:SAMPLES])))
   first: dict[bytes, Text] = {}
   twice = [
     f'{first[digest].id} and {query.id}: {query.text:.100}'
     for query in queries
     if first.setdefault(digest := _digest(query.text), query) is not query
   ]
-  found.append(Finding(len(twice), 'queries with the text of another', tuple(twice[:SAMPLES])))
-  return [one for one in found if one.number]
+  findings.append(Finding(len(twice), 'queries with the text of another', tuple(twice[:SAMPLES])))
+  return [one for one in findings if one.number]
 
 
 def _of_passages(several: Sequence[sources.Dataset]) -> list[Finding]:
@@ -146,7 +146,7 @@ def _shared(one: sources.Dataset, other: sources.Dataset) -> list[Finding]:
       _shown(answered),
     ),
   ]
-  return [found for found in findings if found.number] or [Finding(0, 'queries or answers in both')]
+  return [each for each in findings if each.number] or [Finding(0, 'queries or answers in both')]
 
 
 def _pairs(dataset: sources.Dataset, pairs: np.ndarray) -> tuple[str, ...]:

@@ -72,11 +72,11 @@ def build(
     packages: `stdlib`, or names of installed packages and modules.
     categories: whether each passage gets its package and module as categories.
   """
-  found = entries(packages)
-  shared = collections.Counter(_plain(entry.summary) for entry in found)
+  docstrings = entries(packages)
+  shared = collections.Counter(_plain(entry.summary) for entry in docstrings)
   left_out: collections.Counter[str] = collections.Counter()
   asking: dict[str, list[Docstring]] = collections.defaultdict(list)
-  for entry in found:
+  for entry in docstrings:
     summary = _plain(entry.summary)
     if len(summary.split()) < 3:
       left_out['summary too short'] += 1
@@ -103,7 +103,7 @@ def build(
       (
         {'_id': entry.name, 'title': entry.name, 'text': entry.body}
         | ({'categories': [entry.page.split('.')[0], entry.page]} if categories else {})
-        for entry in found
+        for entry in docstrings
       ),
       (
         {'_id': f'q:{entry.name}', 'text': entry.summary}
@@ -114,7 +114,7 @@ def build(
         for split, members in splits.items()
       },
     )
-  tops = (entry.page.split('.')[0] for entry in found)
+  tops = (entry.page.split('.')[0] for entry in docstrings)
   return {
     'passages': dict(collections.Counter(top if top in packages else STDLIB for top in tops)),
     'queries': {split: len(members) for split, members in splits.items()},
@@ -134,18 +134,18 @@ def entries(packages: Sequence[str] = PACKAGES) -> list[Docstring]:
     for path, name in _source_files(package):
       _read(path, name, modules)
   public = _public_names(modules)
-  found = []
+  docstrings = []
   for page, module in modules.items():
     for name, doc in module.docs.items():
       if not name.startswith('_') and (parts := split_docstring(doc)):
-        found.append(Docstring(public.get((page, name), f'{page}.{name}'), page, *parts))
+        docstrings.append(Docstring(public.get((page, name), f'{page}.{name}'), page, *parts))
   if 'numpy' in packages:
     ufuncs = {value.__name__: value for value in vars(np).values() if isinstance(value, np.ufunc)}
     for name, ufunc in ufuncs.items():
       if parts := split_docstring(inspect.getdoc(ufunc) or ''):
-        found.append(Docstring(f'numpy.{name}', _NUMPY_UFUNCS, *parts))
+        docstrings.append(Docstring(f'numpy.{name}', _NUMPY_UFUNCS, *parts))
   distinct: dict[str, Docstring] = {}
-  for entry in sorted(found, key=lambda entry: (entry.name.count('.'), entry.name)):
+  for entry in sorted(docstrings, key=lambda entry: (entry.name.count('.'), entry.name)):
     distinct.setdefault(_plain(f'{entry.summary} {entry.body}'), entry)
   return sorted(distinct.values())
 

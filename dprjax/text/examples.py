@@ -158,10 +158,10 @@ class _Naming:
   def __init__(self) -> None:
     self._digests: dict[str, str] = {}
 
-  def __call__(self, given: Id | None, title: str | None, text: str, where: str) -> Passage:
+  def __call__(self, raw_id: Id | None, title: str | None, text: str, where: str) -> Passage:
     text = f'{title or ""} {text}'.strip()
     digest = digest_of(text)
-    id_ = f'text-{digest}' if given is None else check_id(given, where)
+    id_ = f'text-{digest}' if raw_id is None else check_id(raw_id, where)
     if self._digests.setdefault(id_, digest) != digest:
       id_ = f'{id_}~{digest}'
     return Passage(id_, text)
@@ -235,12 +235,12 @@ def _read_table(
     id_ = f'query-{digest_of(text)}'
     if 'query_id' in roles:
       id_ = check_id(records.id_of(values[roles['query_id']], where, roles['query_id']), where)
-    found = _several(values[roles[positive]], where, roles[positive], read)
+    relevant = _several(values[roles[positive]], where, roles[positive], read)
     title = records.text_of(values.get(roles.get('title', '')), where, 'title')
-    given = None
-    if 'positive_id' in roles and len(found) == 1 and not by_id:
-      given = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
-    positives = [naming(given, title, one, where) for one in found]
+    passage_id = None
+    if 'positive_id' in roles and len(relevant) == 1 and not by_id:
+      passage_id = records.id_of(values[roles['positive_id']], where, roles['positive_id'])
+    positives = [naming(passage_id, title, one, where) for one in relevant]
     grade = _grade(values[roles['label']], where, roles['label']) if 'label' in roles else 1
     others = [
       naming(None, None, one, where)
@@ -295,8 +295,8 @@ def detect_format(path: epath.Path, columns: Mapping[str, str] | None = None) ->
     for format, (_, _, key) in _FORMATS.items():
       if key in names:
         return format
-  own = {role: name for role, name in chosen.items() if role in USUAL}
-  if {'query', 'positive'} <= records.find_roles(names, USUAL, own, str(path)).keys():
+  roles = {role: name for role, name in chosen.items() if role in USUAL}
+  if {'query', 'positive'} <= records.find_roles(names, USUAL, roles, str(path)).keys():
     return 'table'
   raise InputError(
     f'{path}: the first record has {", ".join(map(repr, names)) or "no keys"}; expected '

@@ -30,9 +30,9 @@ _Label = Annotated[str, msgspec.Meta(pattern=r'\A\S([\s\S]*\S)?\Z')]
 _Labels: Any = str | Annotated[list[_Label], msgspec.Meta(max_length=1000)] | None
 
 
-def check_id(given: Id, where: str) -> str:
+def check_id(value: Id, where: str) -> str:
   """The id as text, if files and runs can hold it."""
-  id_ = str(given)
+  id_ = str(value)
   if _BAD_ID.search(id_):
     raise InputError(
       f'{where}: the id {id_!r:.80} is empty, has white space around it or a control character in '
@@ -41,9 +41,9 @@ def check_id(given: Id, where: str) -> str:
   return id_
 
 
-def labels(given: Any, where: str) -> tuple[str, ...]:
+def labels(value: Any, where: str) -> tuple[str, ...]:
   """The labels of a list, or of one text with spaces in between, each once."""
-  named = reading.convert(given, where, _Labels)
+  named = reading.convert(value, where, _Labels)
   return tuple(dict.fromkeys(named.split() if isinstance(named, str) else named or ()))
 
 
@@ -112,9 +112,9 @@ class ManyIds:
     if not len(pairs := self._copies.pairs()):
       return
     places = pairs[0].tolist()
-    (file, unit), (other, other_unit) = (self._files[place >> 40] for place in places)
+    (file, unit), (other_file, other_unit) = (self._files[place >> 40] for place in places)
     first, again = (place & (1 << 40) - 1 for place in places)
-    where = '' if other == file else f'{other}, '
+    where = '' if other_file == file else f'{other_file}, '
     raise InputError(
       f'{file}: {self._kind} id is on {unit} {first} and again on {where}{other_unit} {again}; ids '
       'must be unique'

@@ -20,43 +20,43 @@ _MARK = 'hub_data.json'
 _log = logging.getLogger(__name__)
 
 
-def names(given: str) -> list[str]:
-  return list(_load(given).column_names)
+def names(hub_name: str) -> list[str]:
+  return list(_load(hub_name).column_names)
 
 
-def rows(given: str) -> Iterator[dict[str, Any]]:
+def rows(hub_name: str) -> Iterator[dict[str, Any]]:
   """The rows in order.
 
   The rows are mapped into memory from a file.
   """
-  dataset = _load(given)
+  dataset = _load(hub_name)
   try:
     yield from dataset
   except Exception as error:  # decoders and downloads raise anything
-    raise _unreadable(given, error) from error
+    raise _unreadable(hub_name, error) from error
 
 
-def folder_of(given: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
+def folder_of(hub_name: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
   """A folder with SPLIT.jsonl for each split, written unless it exists.
 
-  A split named in ``given`` replaces the first one.
+  A split named in ``hub_name`` replaces the first one.
   """
   out = epath.Path(folder)
-  about = {'name': given, 'splits': list(dict.fromkeys(splits))}
+  about = {'name': hub_name, 'splits': list(dict.fromkeys(splits))}
   if _was_made(out, about):
     return out
-  name, config, own = _parts(given)
+  name, config, first = _parts(hub_name)
   with files.atomic_path(out) as aside:
     aside.mkdir()
     for number, split in enumerate(about['splits']):
-      wanted = own if own and not number else split
+      wanted = first if first and not number else split
       source = f'{files.HUB}{name}:{config}:{wanted}' if config else f'{files.HUB}{name}:{wanted}'
       path, count = aside / f'{split}.jsonl', 0
       with files.no_room(path), path.open('wb') as file:
         for row in rows(source):
           count += 1
-          kept = {key: value for key, value in row.items() if _is_json(value)}
-          file.write(json.dumps(kept, ensure_ascii=False).encode('utf-8', 'replace') + b'\n')
+          values = {key: value for key, value in row.items() if _is_json(value)}
+          file.write(json.dumps(values, ensure_ascii=False).encode('utf-8', 'replace') + b'\n')
       _log.info('%s: %s', source, counted(count, 'rows'))
     files.write_json(aside / _MARK, about)
   return out
@@ -81,43 +81,43 @@ def _is_json(value: Any) -> bool:
   return value is None or isinstance(value, str | int | float)
 
 
-def _parts(given: str) -> tuple[str, str, str]:
+def _parts(hub_name: str) -> tuple[str, str, str]:
   """Name, config and split; the last two may be empty."""
-  name, *more = given.removeprefix(files.HUB).split(':')
+  name, *more = hub_name.removeprefix(files.HUB).split(':')
   if not name or len(more) > 2 or not all(more):
-    raise InputError(f'{given!r:.80}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT')
+    raise InputError(f'{hub_name!r:.80}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT')
   config = more[0] if len(more) == 2 else ''
   return name, config, more[-1] if more else ''
 
 
-def _load(given: str) -> Any:
+def _load(hub_name: str) -> Any:
   import datasets
 
-  name, config, split = _parts(given)
+  name, config, split = _parts(hub_name)
   try:
     if any(
       os.path.exists(os.path.join(name, kind)) for kind in ('state.json', 'dataset_dict.json')
     ):
-      found = datasets.load_from_disk(name)
-      if isinstance(found, datasets.Dataset):
-        return found
+      splits = datasets.load_from_disk(name)
+      if isinstance(splits, datasets.Dataset):
+        return splits
     else:
       known = datasets.get_dataset_split_names(name, config or None)
       chosen = split or (known[0] if len(known) == 1 else '')
       if chosen in known:
         return datasets.load_dataset(name, config or None, split=chosen)
-      found = dict.fromkeys(known)
+      splits = dict.fromkeys(known)
   except Exception as error:  # from the hub, loaders and files
-    raise _unreadable(given, error) from error
-  chosen = split or (next(iter(found)) if len(found) == 1 else '')
-  if chosen not in found:
-    said = f'no split {split!r:.80}' if split else 'several splits'
+    raise _unreadable(hub_name, error) from error
+  chosen = split or (next(iter(splits)) if len(splits) == 1 else '')
+  if chosen not in splits:
+    why = f'no split {split!r:.80}' if split else 'several splits'
     raise InputError(
-      f'{given}: {said}; name one of {", ".join(found)}, as in {given}:{next(iter(found))}'
+      f'{hub_name}: {why}; name one of {", ".join(splits)}, as in {hub_name}:{next(iter(splits))}'
     )
-  return found[chosen]
+  return splits[chosen]
 
 
-def _unreadable(given: str, error: Exception) -> InputError:
+def _unreadable(hub_name: str, error: Exception) -> InputError:
   why = ' '.join(str(error).split())
-  return InputError(f'{given}: datasets cannot read it ({type(error).__name__}: {why:.300})')
+  return InputError(f'{hub_name}: datasets cannot read it ({type(error).__name__}: {why:.300})')

@@ -30,28 +30,28 @@ OWN: dict[str, tuple[str, ...]] = {
 _log = logging.getLogger(__name__)
 
 
-def find(given: files.PathLike, side: str) -> list[epath.Path]:
+def find(source: files.PathLike, side: str) -> list[epath.Path]:
   """The files of an input, in their order.
 
   Args:
-    given: a file, a pipe, a pattern, a folder or ``hf:NAME``.
+    source: a file, a pipe, a pattern, a folder or ``hf:NAME``.
   """
   what = f'{side} file'
-  path = epath.Path(given)
-  if files.is_hub_name(given):
+  path = epath.Path(source)
+  if files.is_hub_name(source):
     return [path]
-  if files.is_pattern(given):
-    found = files.matching(given)
-    if not found:
-      raise InputError(f'{what} not found: no file matches {given}')
-    for one in found:
+  if files.is_pattern(source):
+    matches = files.matching(source)
+    if not matches:
+      raise InputError(f'{what} not found: no file matches {source}')
+    for one in matches:
       files.existing(one, what)
-    return found
-  path = files.existing(given, what)
+    return matches
+  path = files.existing(source, what)
   if not path.is_dir():
     return [path]
-  if own := variant(path, *OWN[side]):
-    return [own]
+  if standard := variant(path, *OWN[side]):
+    return [standard]
   every = [one for one in _below(path) if not files.is_special(one) and not files.is_empty(one)]
   tables = [one for one in every if records.ending_of(one) in records.ENDINGS and not _about(one)]
   if left := len(every) - len(tables):

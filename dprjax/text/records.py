@@ -137,19 +137,19 @@ def names_of(path: files.PathLike, what: str) -> list[str]:
 
 def parse_columns(text: str, where: str) -> dict[str, str]:
   """``ROLE=COLUMN,ROLE=COLUMN`` as a mapping."""
-  found = {}
+  columns = {}
   for part in filter(None, text.split(',')):
     role, equals, name = part.partition('=')
     if not (role.strip() and equals and name.strip()):
       raise InputError(f'{where}: expected ROLE=COLUMN,ROLE=COLUMN, not {text!r:.80}')
-    found[role.strip()] = name.strip()
-  return found
+    columns[role.strip()] = name.strip()
+  return columns
 
 
 def find_roles(
   names: Sequence[str],
   usual: Mapping[str, Sequence[str]],
-  given: Mapping[str, str],
+  chosen: Mapping[str, str],
   where: str,
   clear: Container[str] = (),
   needed: Sequence[str] = (),
@@ -158,21 +158,21 @@ def find_roles(
 
   Args:
     usual: by role, names in lower case; the first that exists counts.
-    given: by role, the name chosen by the user.
+    chosen: by role, the name chosen by the user.
     clear: roles for which only one usual name may exist.
     needed: roles that must have a column.
   """
-  for role, name in given.items():
+  for role, name in chosen.items():
     if role not in usual or name not in names:
       raise InputError(
         f'{where}: {role:.40}={name:.80}: roles are {", ".join(usual)}, and columns '
         f'{", ".join(names):.300}'
       )
   known = {name.strip().lower(): name for name in reversed(names)}
-  taken = set(given.values())
-  found = dict(given)
+  taken = set(chosen.values())
+  roles = dict(chosen)
   for role, candidates in usual.items():
-    if role not in found:
+    if role not in roles:
       here = [known[name] for name in candidates if name in known and known[name] not in taken]
       if role in clear and len(here) > 1:
         raise InputError(
@@ -180,14 +180,14 @@ def find_roles(
           'with --column, config.data.columns or fit(columns={...}), or rename the others'
         )
       for one in here[:1]:
-        found[role] = one
+        roles[role] = one
         taken.add(one)
-  if absent := [role for role in needed if role not in found]:
+  if absent := [role for role in needed if role not in roles]:
     raise InputError(
       f'{where}: no column of {" and ".join(absent)}; there are {", ".join(names):.300}; rename '
       f'one, or name it with --column or config.data.columns, as {absent[0]}=NAME'
     )
-  return found
+  return roles
 
 
 def text_of(value: Any, where: str, name: str) -> str:
@@ -317,9 +317,9 @@ def _read_parquet(path: files.PathLike, what: str) -> Iterator[Row]:
   import pyarrow as pa
   import pyarrow.parquet as pq
 
-  found = files.regular_file(path, what)
+  place = files.regular_file(path, what)
   try:
-    with found.open('rb') as raw, pq.ParquetFile(raw) as file:
+    with place.open('rb') as raw, pq.ParquetFile(raw) as file:
       number, name = 0, str(path)
       index = _index_of(file)
       for batch in file.iter_batches(_BATCH):

@@ -35,19 +35,19 @@ def ids(texts: Iterable[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
   if not known:
     return {}
   values = {role: set(hashes.tolist()) for role, hashes in known.items()}
-  found: dict[str, list[str]] = {role: [] for role in known}
+  known_ids: dict[str, list[str]] = {role: [] for role in known}
   for id_, text in texts:
-    own = _hash(text)
+    digest = _hash(text)
     for role, some in values.items():
-      if own in some:
-        found[role].append(id_)
-  return {role: some for role, some in found.items() if some}
+      if digest in some:
+        known_ids[role].append(id_)
+  return {role: some for role, some in known_ids.items() if some}
 
 
 def join(*several: Seen) -> dict[str, UInt64[np.ndarray, ' n']]:
   """All that any of these models has seen."""
-  found = {role: [one[role] for one in several if role in one] for role in ROLES}
-  return {role: np.unique(np.concatenate(parts)) for role, parts in found.items() if parts}
+  by_role = {role: [one[role] for one in several if role in one] for role in ROLES}
+  return {role: np.unique(np.concatenate(parts)) for role, parts in by_role.items() if parts}
 
 
 def write(path: PathLike, known: Seen) -> None:

@@ -178,8 +178,8 @@ def check(value: Any, rule: Rule, where: str) -> None:
 
 def transformer_file(folder: epath.Path) -> epath.Path:
   """The settings file of a transformer, under any of its names; it may be missing."""
-  found = (folder / name for name in _TRANSFORMER_FILES)
-  return next((file for file in found if file.exists()), folder / _TRANSFORMER_FILES[0])
+  candidates = (folder / name for name in _TRANSFORMER_FILES)
+  return next((file for file in candidates if file.exists()), folder / _TRANSFORMER_FILES[0])
 
 
 def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
@@ -187,11 +187,11 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
   file = transformer_file(folder)
   values = read_json_object(file, file.name) if file.exists() else {}
   names = ('do_lower_case', 'tokenizer_name_or_path', 'processor_kwargs', 'tokenizer_args')
-  own = {key: value for key, value in values.items() if key in names}
-  check(own, _TRANSFORMER, f'{file}: ')
+  settings = {key: value for key, value in values.items() if key in names}
+  check(settings, _TRANSFORMER, f'{file}: ')
   # In sentence-transformers the old name overrides the new one, even with null.
-  named = 'processor_kwargs' if own.get('tokenizer_args') is None else 'tokenizer_args'
-  arguments = own.get(named) or {}
+  named = 'processor_kwargs' if settings.get('tokenizer_args') is None else 'tokenizer_args'
+  arguments = settings.get(named) or {}
   lengths = [
     length(arguments.get('model_max_length'), f'{file}: {named}.model_max_length'),
     length(values.get('max_seq_length'), f'{file}: max_seq_length'),
@@ -202,7 +202,7 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
       for key, value in arguments.items()
       if value is not None and key not in ('use_fast', 'trust_remote_code')
     },
-    bool(own.get('do_lower_case')),
+    bool(settings.get('do_lower_case')),
     next((one for one in lengths if one is not None), None),
   )
 

@@ -176,17 +176,17 @@ def load_dataset(source: Source) -> Dataset:
 
 def detect_format(path: files.PathLike, columns: str = '') -> str:
   """The format of a folder or file, by file names or the keys of the first record."""
-  found, named = files.existing(path, 'data'), _columns(columns)
-  if not found.is_dir():
-    return examples.detect_format(files.regular_file(found, 'data'), named)  # read again later
-  has_corpus = inputs.variant(found, *_OWN['passage'])
-  candidates = sorted(child for child in found.iterdir() if _is_table(child))
+  place, named = files.existing(path, 'data'), _columns(columns)
+  if not place.is_dir():
+    return examples.detect_format(files.regular_file(place, 'data'), named)  # read again later
+  has_corpus = inputs.variant(place, *_OWN['passage'])
+  candidates = sorted(child for child in place.iterdir() if _is_table(child))
   others = [one for one in candidates if not has_corpus or not _is_own(one)]
-  if has_corpus and not (found / 'qrels').exists() and not inputs.variant(found, *_OWN['query']):
+  if has_corpus and not (place / 'qrels').exists() and not inputs.variant(place, *_OWN['query']):
     for one in others:
       has = records.names_of(one, 'data file')
-      own = {role: name for role, name in named.items() if name in has}
-      if {'query', 'positive_id'} <= records.find_roles(has, examples.USUAL, own, '').keys():
+      roles = {role: name for role, name in named.items() if name in has}
+      if {'query', 'positive_id'} <= records.find_roles(has, examples.USUAL, roles, '').keys():
         return 'ids'
   known = (
     ('beir', _OWN['passage']),
@@ -194,11 +194,11 @@ def detect_format(path: files.PathLike, columns: str = '') -> str:
     ('beir', _OWN['query']),
   )
   for format, names in known:
-    if inputs.variant(found, *names):
+    if inputs.variant(place, *names):
       return format
   if not candidates:
     raise InputError(
-      f'{found}: expected corpus.jsonl (BEIR), collection.tsv (MS MARCO) or a file of '
+      f'{place}: expected corpus.jsonl (BEIR), collection.tsv (MS MARCO) or a file of '
       f'{", ".join(f".{ending}" for ending in records.ENDINGS)}'
     )
   return examples.detect_format(files.regular_file(candidates[0], 'data'), named)
@@ -228,7 +228,7 @@ def locate(source: Source, roles: Sequence[str] = _ROLES) -> dict[str, epath.Pat
       }.get(format, any_of(split)),
     }
     paths = {
-      role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, *some)
+      role: epath.Path(named) if (named := getattr(source, role)) else find_file(path, role, *some)
       for role, some in names.items()
       if role in roles
     }
@@ -266,16 +266,16 @@ def _format_of(source: Source) -> str:
 def _folder_of(source: Source) -> epath.Path:
   """The path of a source, or the folder of its split below it."""
   path = files.existing(source.path, 'data')
-  own = path / source.split
+  below = path / source.split
   corpus = _OWN['passage']
   split = source.format in ('auto', 'beir') and path.is_dir() and not inputs.variant(path, *corpus)
-  return own if split and own.is_dir() and inputs.variant(own, *corpus) else path
+  return below if split and below.is_dir() and inputs.variant(below, *corpus) else path
 
 
 def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   """The first of these files that exists, plain or compressed."""
-  if found := inputs.variant(folder, *names):
-    return found
+  if file := inputs.variant(folder, *names):
+    return file
   path = folder / names[0]
   where = next(place for place in path.parents if place.is_dir())
   beside = sorted(child.name + '/' * child.is_dir() for child in where.iterdir())
@@ -312,15 +312,15 @@ def _read_queries(how: _How, queries: epath.Path, judgements: epath.Path) -> _Qu
   named = {'text': 'query', 'id': 'query_id'}
   columns = {role: how.of(name)[name] for role, name in named.items() if how.of(name)}
   read = texts.read_texts(queries, 'query', columns=columns)
-  found = {query.id: query for query in read}
+  by_id = {query.id: query for query in read}
   report = ReadReport()
-  return _Queries(found, _known(read_qrels(judgements), found, report), {}, report)
+  return _Queries(by_id, _known(read_qrels(judgements), by_id, report), {}, report)
 
 
 def _read_passages(how: _How, path: epath.Path) -> Iterator[Passage]:
   if how.format in examples.FORMATS and how.format != 'ids':
-    found = examples.read_passages(how.format, path, dict(how.columns))
-    return (passage for _, passage in found)
+    passages = examples.read_passages(how.format, path, dict(how.columns))
+    return (passage for _, passage in passages)
   columns = how.of(*texts.USUAL['passage'])
   return texts.read_texts(path, 'passage', columns=columns)
 
@@ -347,9 +347,9 @@ def _read_examples(how: _How, path: epath.Path) -> tuple[dict[str, Query], Qrels
     for passage, grade in zip(example.positives, grades, strict=True):
       judge(qrels, query.id, passage.id, grade, f'{path}: at {number}')
     if example.negatives:
-      own = negatives.setdefault(query.id, [])
-      known = {negative.id for negative in own} if how.format in examples.TABLES else set()
-      own += [negative for _, negative in example.negatives if negative.id not in known]
+      of_query = negatives.setdefault(query.id, [])
+      known = {negative.id for negative in of_query} if how.format in examples.TABLES else set()
+      of_query += [negative for _, negative in example.negatives if negative.id not in known]
   return queries, qrels, negatives
 
 
@@ -393,8 +393,8 @@ def _choose(
     chosen = [query for query in chosen if held_out(query.id, fraction, seed) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
     drawn = sorted(chosen, key=lambda query: hashes.draw(query.id, seed, 'max_queries'))
-    kept = {query.id for query in drawn[: source.max_queries]}
-    chosen = [query for query in chosen if query.id in kept]
+    sample = {query.id for query in drawn[: source.max_queries]}
+    chosen = [query for query in chosen if query.id in sample]
   if source.fold is not None:
     number, count, seed = source.fold
     dealt = sorted(chosen, key=lambda query: hashes.draw(query.id, seed, 'fold'))

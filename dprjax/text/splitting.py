@@ -34,17 +34,17 @@ def choose(dataset: Dataset, fraction: float, seed: int = 0, by: str = 'auto') -
       half the fraction or larger than twice it.
   """
   if by == 'auto':
-    found = _divide(dataset, fraction, seed, 'document')
-    part = len(found.test) / len(dataset.queries)
+    split = _divide(dataset, fraction, seed, 'document')
+    part = len(split.test) / len(dataset.queries)
     near = fraction / _NEAR <= part <= min(fraction * _NEAR, 0.9)
-    return found if near else choose(dataset, fraction, seed, 'query')
-  found = _divide(dataset, fraction, seed, by)
-  if not found.train or not found.test:
+    return split if near else choose(dataset, fraction, seed, 'query')
+  split = _divide(dataset, fraction, seed, by)
+  if not split.train or not split.test:
     raise InputError(
-      f'{dataset.source.path}: by {by}, {len(found.test):,} of {len(dataset.queries):,} queries '
+      f'{dataset.source.path}: by {by}, {len(split.test):,} of {len(dataset.queries):,} queries '
       'are for the test; take another --fraction, or --by=query'
     )
-  return found
+  return split
 
 
 def write(dataset: Dataset, split: Split, folder: files.PathLike) -> tuple[int, int]:

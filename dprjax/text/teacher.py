@@ -35,15 +35,15 @@ class Teacher:
         (cache.passage_ids, cache.num_passages),
       )
     )
-    found, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    pairs, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for query_keys, passage_keys, scores in _read(path):
       rows, columns = queries.rows(query_keys), passages.rows(passage_keys)
       there = (rows >= 0) & (columns >= 0)
       columns = cache.canonical[columns]
-      found.append(rows[there] << 32 | columns[there])
+      pairs.append(rows[there] << 32 | columns[there])
       values.append(scores[there].astype(np.float32))
     # The first score of a repeated pair counts.
-    self._pairs, first = np.unique(np.concatenate(found), return_index=True)
+    self._pairs, first = np.unique(np.concatenate(pairs), return_index=True)
     self._scores = np.concatenate(values)[first]
     _, counts = np.unique(self._pairs >> 32, return_counts=True)
     usable = int(np.count_nonzero(counts > 1))

@@ -82,7 +82,7 @@ USUAL: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The usual names of columns by side and role, in lower case; the first that exists counts."""
 
-_ANY = {role: {name for own in USUAL.values() for name in own[role]} for role in ('id', 'text')}
+_ANY = {role: {name for names in USUAL.values() for name in names[role]} for role in ('id', 'text')}
 # Columns of tables without a header.
 _MSMARCO = ('id', 'url', 'title', 'text')
 _POSITIONS: dict[str, list[tuple[str, ...]]] = {
@@ -203,7 +203,7 @@ class Texts:
       raise InputError(f'{self.path}: it has no {self.side}')
 
 
-def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
+def columns_of(side: str, columns: Mapping[str, str]) -> dict[str, str]:
   """Names of columns for `Texts` of one side, selected from the names for both.
 
   ``query`` and ``query_id`` name columns of the queries, ``id``, ``title`` and ``text`` of the
@@ -213,10 +213,10 @@ def columns_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
     'query': {'query_id': 'id', 'query': 'text'},
     'passage': {role: role for role in USUAL['passage']},
   }
-  known = [role for own in roles.values() for role in own]
-  if unknown := [role for role in given if role not in known]:
+  known = [role for of_side in roles.values() for role in of_side]
+  if unknown := [role for role in columns if role not in known]:
     raise InputError(f'--column: {unknown[0]!r:.40} is not one of {", ".join(known)}')
-  return {roles[side][role]: name for role, name in given.items() if role in roles[side]}
+  return {roles[side][role]: name for role, name in columns.items() if role in roles[side]}
 
 
 def read_texts(

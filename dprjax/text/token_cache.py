@@ -330,11 +330,11 @@ def _number_categories(
   for id_, categories in dataset.read_categories().items():
     if not categories:
       dataset.report.count('passages without categories: kept, never a positive', id_)
-    own = of_row[canonical[passages.rows[id_]]]
-    own.update((numbers.setdefault(name, len(numbers)), None) for name in categories)
+    row = of_row[canonical[passages.rows[id_]]]
+    row.update((numbers.setdefault(name, len(numbers)), None) for name in categories)
   of_row = [of_row[first] for first in canonical]
-  counts = np.array([len(own) for own in of_row], np.int32)
-  flat = np.array([number for own in of_row for number in own], np.int32)
+  counts = np.array([len(row) for row in of_row], np.int32)
+  flat = np.array([number for row in of_row for number in row], np.int32)
   return {'category_flat': flat, 'category_counts': counts}, list(numbers)
 
 

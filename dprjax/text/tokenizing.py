@@ -150,9 +150,9 @@ class Tokenizer:
       if len(start) == len(one) or len(self.backend.encode(start).ids) >= enough:
         continue
       starts[number] = start = _start(one, _MORE * _CHARACTERS * enough)
-      if len(start) < len(one) and (found := len(self.backend.encode(start).ids)) < enough:
+      if len(start) < len(one) and (count := len(self.backend.encode(start).ids)) < enough:
         raise InputError(
-          f'text {number}: its first {len(start):,} characters have only {found:,} tokens; send '
+          f'text {number}: its first {len(start):,} characters have only {count:,} tokens; send '
           'fewer characters, without long runs of spaces or of one letter'
         )
     return starts
@@ -191,7 +191,7 @@ def _start(text: str, most: int) -> str:
   """The first characters, up to a nearby space if there is one."""
   if len(text) <= most:
     return text
-  spaces = [found.start() for found in _SPACE.finditer(text, most - most // 8, most)]
+  spaces = [match.start() for match in _SPACE.finditer(text, most - most // 8, most)]
   return text[: spaces[-1] if spaces else most]
 
 
@@ -216,9 +216,9 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
     )
   settings = sentence_files.tokenizer_settings(folder)
   key = _key_of(folder)
-  if (kept := _read_kept(key)) is not None:
-    backend = tokenizers.Tokenizer.from_str(kept.pop('backend'))
-    return Tokenizer(backend, **kept)
+  if (cached := _read_kept(key)) is not None:
+    backend = tokenizers.Tokenizer.from_str(cached.pop('backend'))
+    return Tokenizer(backend, **cached)
   tokenizer = _load(folder, settings)
   fields = {field.name: getattr(tokenizer, field.name) for field in dataclasses.fields(tokenizer)}
   _keep(key, {**fields, 'backend': tokenizer.backend.to_str()})
@@ -242,11 +242,11 @@ def _read_kept(key: str) -> dict[str, Any] | None:
   if path is None or not path.is_file():
     return None
   try:
-    kept = reading.read_json_object(path, 'kept tokenizer')
+    record = reading.read_json_object(path, 'kept tokenizer')
   except (InputError, OSError):
     return None
-  fields = kept.get('fields')
-  return fields if isinstance(fields, dict) and kept.get('sha256') == _digest(fields) else None
+  fields = record.get('fields')
+  return fields if isinstance(fields, dict) and record.get('sha256') == _digest(fields) else None
 
 
 def _keep(key: str, fields: dict[str, Any]) -> None:
@@ -258,7 +258,7 @@ def _keep(key: str, fields: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, {'sha256': _digest(fields), 'fields': fields})
     by_age = sorted(
-      path.parent.glob('*.json'), key=lambda kept: kept.stat().st_mtime_ns, reverse=True
+      path.parent.glob('*.json'), key=lambda file: file.stat().st_mtime_ns, reverse=True
     )
     for old in by_age[_MOST:]:
       old.unlink(missing_ok=True)

@@ -62,8 +62,8 @@ class Run:
     """True where a document has the id of its query."""
     queries = set(self.query_ids)
     place = {id_: number for number, id_ in enumerate(self.doc_ids) if id_ in queries}
-    own = np.array([place.get(id_, -1) for id_ in self.query_ids], dtype=np.int64)
-    return self.docs == own[self.query_of_row()]
+    same = np.array([place.get(id_, -1) for id_ in self.query_ids], dtype=np.int64)
+    return self.docs == same[self.query_of_row()]
 
   def keep(self, rows: Bool[np.ndarray, ' rows']) -> 'Run':
     """Only the rows that are True; queries stay, even without documents."""

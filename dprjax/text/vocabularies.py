@@ -30,13 +30,13 @@ def train_wordpiece(
   """
 
   def wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
       tokenizers.models.WordPiece(vocabulary, unk_token=_SPECIAL['unk_token'])
     )
-    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    made.decoder = tokenizers.decoders.WordPiece()
-    return made
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    return tokenizer
 
   backend, texts = wordpiece({}), list(texts)
   words = {
