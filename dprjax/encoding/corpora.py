@@ -44,17 +44,17 @@ def texts(corpus: Corpus) -> list[str]:
 
 def _with_ids(corpus: Corpus, side: str, columns: Mapping[str, str]) -> list[Text]:
   ids: dict[str, int] = {}
-  found = []
-  for number, (own, text) in enumerate(_pairs(corpus, side, columns)):
+  entries = []
+  for number, (raw_id, text) in enumerate(_pairs(corpus, side, columns)):
     where = f'{_WHAT[side]}: the id of {side} {number}'
-    id_ = given.identifier(number if own is None else own, where)
+    id_ = given.identifier(number if raw_id is None else raw_id, where)
     if ids.setdefault(id_, number) != number:
       number_them = '; reset_index(drop=True) numbers rows' if given.index_of(corpus) else ''
       raise InputError(
         f'{where} is {id_!r:.40}, the same as of {side} {ids[id_]}; ids must be unique{number_them}'
       )
-    found.append(Text(id_, text))
-  return found
+    entries.append(Text(id_, text))
+  return entries
 
 
 def _pairs(corpus: Corpus, side: str, columns: Mapping[str, str] = _NONE) -> list[tuple[Any, str]]:
@@ -95,9 +95,9 @@ def _from_columns(
   table: Mapping[str, Any], side: str, columns: Mapping[str, str]
 ) -> list[tuple[Any, str]]:
   roles = _roles(table, side, columns, ('text',), _WHAT[side])
-  found = {role: given.values(table[name], name) for role, name in roles.items()}
-  name, none = roles['text'], [None] * len(found['text'])
-  rows = zip(found.get('id', none), found.get('title', none), found['text'], strict=True)
+  values = {role: given.values(table[name], name) for role, name in roles.items()}
+  name, none = roles['text'], [None] * len(values['text'])
+  rows = zip(values.get('id', none), values.get('title', none), values['text'], strict=True)
   return [
     (id_, _joined(title, text, number, name)) for number, (id_, title, text) in enumerate(rows)
   ]

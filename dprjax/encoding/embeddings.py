@@ -161,15 +161,15 @@ class Embeddings:
 
   def ids_at(self, rows: Int[np.ndarray, ' n']) -> list[str]:
     """Ids of ascending rows; reads one file of ids at a time."""
-    found: list[str] = []
-    for number, own in self._by_shard(rows):
+    selected: list[str] = []
+    for number, local in self._by_shard(rows):
       ids, _ = _read_ids(self._id_files[number])
-      found += [ids[row] for row in own.tolist()]
-    return found
+      selected += [ids[row] for row in local.tolist()]
+    return selected
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
     """Vectors of ascending rows, float32."""
-    parts = [self.shards[number].take(own) for number, own in self._by_shard(rows)]
+    parts = [self.shards[number].take(local) for number, local in self._by_shard(rows)]
     return np.concatenate([np.empty((0, self.meta.dimension), np.float32), *parts])
 
   def _by_shard(self, rows: Int[np.ndarray, ' n']) -> Iterator[tuple[int, Int[np.ndarray, ' m']]]:
@@ -230,8 +230,8 @@ def load_embeddings(
     ids, content = _read_ids(ids_file)
     digest.update(content)
     shape = (shard.stop - shard.start, columns)
-    found, stored, offset = _open_npy(vectors_file)
-    if found != shape or stored != dtype or len(ids) != shape[0]:
+    actual, stored, offset = _open_npy(vectors_file)
+    if actual != shape or stored != dtype or len(ids) != shape[0]:
       where, whole = vectors_file, False
       break
     shards.append(ShardRows(vectors_file, *shape, dtype, offset, code))

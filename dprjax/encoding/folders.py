@@ -348,19 +348,19 @@ def fill_folder(
       counted(len(pending), 'shards'),
       processes,
     )
-  own = pending[process::processes]
-  count = sum(shard.stop - shard.start for shard in own)
+  share = pending[process::processes]
+  count = sum(shard.stop - shard.start for shard in share)
   progress = Progress('texts', count, 'encoding')
   cut = 0
   try:
-    for shard, part in _parts(texts, own, survey, source):
+    for shard, part in _parts(texts, share, survey, source):
       if vectors is None:
-        given, before = [text.text for text in part], encoder.truncated[side]
-        made = encoder.encode(given, side, progress, topic=topic)
+        strings, before = [text.text for text in part], encoder.truncated[side]
+        encoded = encoder.encode(strings, side, progress, topic=topic)
         cut = encoder.truncated[side] - before
       else:
-        made = vectors(slice(shard.start, shard.stop))
-      writer.write(shard, made, [text.id for text in part], cut)
+        encoded = vectors(slice(shard.start, shard.stop))
+      writer.write(shard, encoded, [text.id for text in part], cut)
       progress.advance(len(part))
   except BaseException:  # also after an interrupt, no partial shard stays
     writer.discard()
@@ -414,8 +414,8 @@ def _parts(
   for shard in shards:
     wanted = itertools.islice(stream, shard.start - place, shard.stop - place)
     part, place = list(wanted), shard.stop
-    found = hashlib.blake2b(b''.join(map(pack, part)), digest_size=16).digest()
-    if found != survey.shards[shard.number]:
+    checksum = hashlib.blake2b(b''.join(map(pack, part)), digest_size=16).digest()
+    if checksum != survey.shards[shard.number]:
       raise InputError(
         f'{source} was changed while it was encoded; encode it again, into another folder'
       )

@@ -143,12 +143,12 @@ def check_same_space(
   remedy: str = 'encode both with the same backbone, prompt and settings',
 ) -> None:
   """Raises InputError, with the fields and the remedy, if two spaces differ."""
-  if found := differences(space, other):
-    if [*found] == ['dimension']:
+  if fields := differences(space, other):
+    if [*fields] == ['dimension']:
       shorter = min(space['dimension'], other['dimension'])
       remedy = f'encode both with the same --dimensions, or search with --dimensions={shorter}'
     raise InputError(
-      f'{name} and {other_name} do not belong together: {"; ".join(found.values())}; {remedy}'
+      f'{name} and {other_name} do not belong together: {"; ".join(fields.values())}; {remedy}'
     )
 
 
@@ -267,9 +267,9 @@ class Manifest:
     """Raises InputError for anything not written by `write`."""
     values = _open(path)
     what = f'embeddings manifest {path}'
-    found = reading.convert(values, what, _Counts)
+    counts = reading.convert(values, what, _Counts)
     checksums: dict[int, Checksums] = {}
-    for shard in found.shards:
+    for shard in counts.shards:
       checksums[shard.index] = Checksums(shard.embeddings_sha256, shard.ids_sha256, shard.cut)
     meta = reading.convert(values, what, Meta)
     ranges = None
@@ -278,7 +278,7 @@ class Manifest:
       found_ranges = reading.convert(values, what, _Coded).ranges
       low, high = (np.array(ends, np.float32) for ends in (found_ranges.low, found_ranges.high))
       ranges = codes.Ranges(low, high)
-    return cls(meta, found.rows, found.shard_rows, found.ids_sha256, checksums, ranges)
+    return cls(meta, counts.rows, counts.shard_rows, counts.ids_sha256, checksums, ranges)
 
 
 def _open(path: epath.Path) -> dict[str, Any]:
@@ -288,5 +288,5 @@ def _open(path: epath.Path) -> dict[str, Any]:
 
 def is_embeddings(folder: epath.Path) -> bool:
   """Whether a folder has embeddings, finished or not, of any version."""
-  found = (folder / name for name in (MANIFEST, PROGRESS))
-  return any(path.exists() and _open(path).get('format') == _FORMAT for path in found)
+  paths = (folder / name for name in (MANIFEST, PROGRESS))
+  return any(path.exists() and _open(path).get('format') == _FORMAT for path in paths)

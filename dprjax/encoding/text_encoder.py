@@ -102,8 +102,8 @@ class Encoder:
     self.truncated: collections.Counter[str] = collections.Counter()
     self._batch_size, self._arithmetic = batch_size, encoder_config.arithmetic(dtype)
     if mesh is None:
-      own = {id(backbone): backbone.params for backbone in backbones.values()}
-      mesh = local_mesh(local_parts(self._arithmetic, *own.values()))
+      weights = {id(backbone): backbone.params for backbone in backbones.values()}
+      mesh = local_mesh(local_parts(self._arithmetic, *weights.values()))
     self.mesh = mesh
     self._options = EncoderOptions.of(self._arithmetic, mesh)
     self.topics: dict[str, Any] = {}
@@ -177,8 +177,8 @@ class Encoder:
       backbones = dict.fromkeys(SIDES, hub.load_backbone(source, on_disk=True))
     tokenizer = tokenizing.load_tokenizer(backbones['query'].path)
     if backbones['passage'].path != backbones['query'].path:
-      other = tokenizing.load_tokenizer(backbones['passage'].path)
-      _check_same(folder, 'the tokenizer', tokenizer.sha256, other.sha256)
+      passage_tokenizer = tokenizing.load_tokenizer(backbones['passage'].path)
+      _check_same(folder, 'the tokenizer', tokenizer.sha256, passage_tokenizer.sha256)
     for one in backbones.values():
       hub.check_vocabulary(one, tokenizer.vocab_size, one.path)
     bank = {}
@@ -244,7 +244,7 @@ class Encoder:
     rows: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
     for name in dict.fromkeys(names):
       spec = self.bank[name].spec
-      places = [i for i, other in enumerate(names) if other == name]
+      places = [i for i, one in enumerate(names) if one == name]
       prefixed = [spec.prefix(side) + texts[i] for i in places]
       encoded, cut = self.tokenizer.encode(prefixed, spec.max_length(side))
       self.truncated[side] += cut
@@ -273,7 +273,7 @@ class Encoder:
     texts = given.texts(texts)
     names = self._names(prompt, len(texts))
     rows = self.tokenize(texts, side, names)
-    own = self._assign(texts, names, topic)
+    topics = self._assign(texts, names, topic)
     vectors = np.zeros((len(texts), self.backbones[side].config.vector_size), np.float32)
     done = 0
     for group in self._groups[side]:
@@ -281,7 +281,7 @@ class Encoder:
       places = np.flatnonzero(numbers >= 0)
       if not len(places):
         continue
-      numbers = numbers + own
+      numbers = numbers + topics
       vectors[places] = group.embedder(
         group.params,
         [rows[i] for i in places],
@@ -313,12 +313,12 @@ class Encoder:
       bare = prompt is None or prompt.query_only
       return manifest.of_prompt(spec, None if bare else name, entry.shift_positions)
 
-    (own,) = self._names(passages, 1)
+    (indexed,) = self._names(passages, 1)
     for name in dict.fromkeys(self._names(queries, len(queries))):
-      if manifest.differences(space(name), space(own)):
+      if manifest.differences(space(name), space(indexed)):
         raise InputError(
-          f'prompt: queries with {name!r} cannot be compared with passages with {own!r}; use the '
-          'same prompt for both, or query-only prompts of one pooling, normalisation and '
+          f'prompt: queries with {name!r} cannot be compared with passages with {indexed!r}; use '
+          'the same prompt for both, or query-only prompts of one pooling, normalisation and '
           'passage_prefix'
         )
 
@@ -333,7 +333,7 @@ class Encoder:
         self.check_topic(number, name)
       return chosen.astype(np.int32)
     for name, model in self.topics.items():
-      places = [i for i, other in enumerate(names) if other == name]
+      places = [i for i, one in enumerate(names) if one == name]
       numbers[places] = model.assign([texts[i] for i in places])
     return numbers
 
@@ -355,20 +355,20 @@ class Encoder:
     prompts: list[artifact.Prompt] = []
     for name in names:
       prompt, spec = entry = self.bank[name]
-      own: list[Adapter | None] = [None]
+      of_prompt: list[Adapter | None] = [None]
       if prompt is not None and _is_template(entry):
         prompts.append(prompt)
       elif prompt is not None:
-        own = prompt.adapters(side)
+        of_prompt = prompt.adapters(side)
       numbers[name] = len(of_rows)
-      adapters += own
-      of_rows += [spec] * len(own)
+      adapters += of_prompt
+      of_rows += [spec] * len(of_prompt)
     embed: EmbedFn
     if prompts:
       in_texts = prompts[0].kind.in_texts
       assert in_texts is not None
-      made = in_texts(prompts, of_rows, side, self.tokenizer, whole, self._options)
-      embed, adapter = made.embed, made.adapter
+      template = in_texts(prompts, of_rows, side, self.tokenizer, whole, self._options)
+      embed, adapter = template.embed, template.adapter
     else:
       embed = _embed_fn(whole.config, tuple(of_rows), self._options)
       # No adapter is faster than an empty one, and a single one is faster than a bank.
