@@ -162,14 +162,14 @@ class Collection:
 
   def payloads(self, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Title, text and other fields of these documents."""
-    found: dict[str, dict[str, Any]] = {}
+    payloads: dict[str, dict[str, Any]] = {}
     for part in slices(len(ids), _IDS):
       with self._errors():
-        found |= self.engine.fetch(self.name, ids[part])
-    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
+        payloads |= self.engine.fetch(self.name, ids[part])
+    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in payloads]
     if missing:
       raise InputError(f'{self.where} lacks {len(missing)} ids: {", ".join(missing[:5])}')
-    return [found[id_] for id_ in ids]
+    return [payloads[id_] for id_ in ids]
 
   def search(
     self,
@@ -199,9 +199,9 @@ class Collection:
 
     return self._best(ask, len(queries), k, self._batch(), progress)
 
-  def settings(self, k: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Settings of a search: the defaults, overridden by ``given``."""
-    return self.engine.settings(self.name, min(k, self.engine.most)) | dict(given or {})
+  def settings(self, k: int, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Settings of a search: the defaults, overridden by ``chosen``."""
+    return self.engine.settings(self.name, min(k, self.engine.most)) | dict(chosen or {})
 
   def _best(
     self,

@@ -269,8 +269,8 @@ def errors(address: Address, where: str) -> Iterator[None]:
       message = f'{message[:240]}...'
     # The cause would expose secrets in a traceback.
     cause = None if secrets else error
-    said = f'{where}: {ENGINES[address.engine]} says: {message}{hint}'
-    raise InputError(mask(said)) from cause
+    text = f'{where}: {ENGINES[address.engine]} says: {message}{hint}'
+    raise InputError(mask(text)) from cause
 
 
 def check_folder(address: Address, ours: Any, new: bool) -> None:
@@ -288,10 +288,10 @@ def parse_condition(text: str) -> Condition:
 
   Numbers, true and false are parsed; a value in double quotes is a string.
   """
-  found = _PATTERN.fullmatch(text)
-  if found is None or found[1] in RESERVED or not found[3]:
+  match = _PATTERN.fullmatch(text)
+  if match is None or match[1] in RESERVED or not match[3]:
     raise _error(text)
-  name, operator, rest = found.groups()
+  name, operator, rest = match.groups()
   values = tuple(_value(one) for one in (_split(rest) if operator == '=' else [rest]))
   if operator != '=' and not _is_number(values[0]):
     raise _error(text)

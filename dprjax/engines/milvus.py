@@ -163,12 +163,12 @@ class Milvus:
 
   def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     fields = [_ID, _PAYLOAD]
-    found = {}
+    payloads = {}
     for row in self.client.query(name, filter=_among(ids), output_fields=fields):
       payload = row.get(_PAYLOAD) or {}
       # milvus-lite has text.
-      found[row[_ID]] = json.loads(payload) if isinstance(payload, str | bytes) else payload
-    return found
+      payloads[row[_ID]] = json.loads(payload) if isinstance(payload, str | bytes) else payload
+    return payloads
 
   def drop(self, name: str) -> None:
     self.client.drop_collection(name)
@@ -210,8 +210,8 @@ def _fitting(payload: Mapping[str, Any]) -> dict[str, Any]:
   values = dict(payload)
   size = len(json.dumps(values, ensure_ascii=False).encode())
   if size > _MOST_BYTES and 'text' in values:
-    kept = max(len(values['text'].encode()) - (size - _MOST_BYTES) - 1, 0)
-    values['text'] = values['text'].encode()[:kept].decode(errors='ignore')
+    limit = max(len(values['text'].encode()) - (size - _MOST_BYTES) - 1, 0)
+    values['text'] = values['text'].encode()[:limit].decode(errors='ignore')
   return values
 
 

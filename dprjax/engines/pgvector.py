@@ -42,8 +42,8 @@ class Pgvector:
     if new:
       self.client.execute('SET client_min_messages = warning')
       self.client.execute('CREATE EXTENSION IF NOT EXISTS vector')
-    found = self.client.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-    extension = found.fetchone()
+    cursor = self.client.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
+    extension = cursor.fetchone()
     server = self.client.info.parameter_status('server_version')
     self.version = f'PostgreSQL {server}, pgvector {extension[0] if extension else "none"}'
     self._iterative = False

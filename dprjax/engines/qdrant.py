@@ -118,11 +118,11 @@ class Qdrant:
     self.client.delete(name, _points(ids), wait=True)
 
   def fetch(self, name: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    found = {}
+    payloads = {}
     for point in self.client.retrieve(name, _points(ids), with_payload=True):
       payload = dict(point.payload or {})
-      found[payload.pop(_ID)] = payload
-    return found
+      payloads[payload.pop(_ID)] = payload
+    return payloads
 
   def drop(self, name: str) -> None:
     self.client.delete_collection(name)

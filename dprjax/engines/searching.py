@@ -78,9 +78,9 @@ def search(
       )
     depth = k + drop_same_id
     collection.check_space(space, '--queries')
-    found = collection.search(vectors, depth, settings=settings, where=where, progress=progress)
+    best = collection.search(vectors, depth, settings=settings, where=where, progress=progress)
     seconds, count = {'search': progress.seconds}, len(collection)
-    run, report = searching.result(ids, *found, k, drop_same_id, count, seconds)
+    run, report = searching.result(ids, *best, k, drop_same_id, count, seconds)
     return run, {
       'index': engine.address.engine,
       'kind': collection.kind,

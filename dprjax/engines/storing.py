@@ -50,20 +50,20 @@ def _document(entry: text_files.Entry) -> Document:
   if isinstance(metadata, dict):
     del fields['metadata']
     fields = metadata | fields
-  made = Document(record.id, record.joined)
-  made.payload, made.omitted = {}, []
+  document = Document(record.id, record.joined)
+  document.payload, document.omitted = {}, []
   for name, value in (('title', record.title), ('text', record.text)):
     if value:
-      made.payload[name] = value
+      document.payload[name] = value
   for name, value in fields.items():
     if name in entry.roles.values() or value is None:
       continue
-    own = _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED)
-    if own and _is_plain(value):
-      made.payload[name] = value
+    storable = _STORED.fullmatch(name) and name not in ('title', 'text', *RESERVED)
+    if storable and _is_plain(value):
+      document.payload[name] = value
     else:
-      made.omitted.append(name)
-  return made
+      document.omitted.append(name)
+  return document
 
 
 def _is_plain(value: Any) -> bool:
@@ -116,15 +116,15 @@ def upsert(
   size = min(_BLOCK_BYTES // (4 * corpus.meta.dimension) + 1, max(_BLOCK, engine.request_rows))
   at, omitted = 0, dict[str, None]()
   for ids, vectors in corpus.blocks(size):
-    own = None if documents is None else _own(documents, ids, str(texts), corpus)
+    block = None if documents is None else _own(documents, ids, str(texts), corpus)
     at += len(ids)
-    omitted |= dict.fromkeys(name for one in own or () for name in one.omitted)
+    omitted |= dict.fromkeys(name for one in block or () for name in one.omitted)
     if at > done:
       collection.upsert(
         ids,
         vectors,
         progress,
-        payloads=[one.payload for one in own] if own else None,
+        payloads=[one.payload for one in block] if block else None,
       )
       collection.note({**job, 'rows': at})
     progress.advance(len(ids))
@@ -155,7 +155,7 @@ def _own(
   documents: Iterator[Document], ids: Sequence[str], texts: str, corpus: embeddings.Embeddings
 ) -> list[Document]:
   """The documents of these ids, which come next."""
-  own = [*itertools.islice(documents, len(ids))]
-  if [document.id for document in own] != list(ids):
+  block = [*itertools.islice(documents, len(ids))]
+  if [document.id for document in block] != list(ids):
     raise InputError(f'--texts={texts} has other passages than --upsert={corpus.folder}')
-  return own
+  return block
