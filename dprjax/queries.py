@@ -76,14 +76,14 @@ def _command(args: Flags) -> None:
     _filter(args)
     return
   flags.refuse(args, ['qrels', 'within'], 'run')
-  asked = args.server
+  server = args.server
   if args.corpus is None:
     raise InputError('--corpus is missing: the passages to ask about (or --run, to filter queries)')
-  if not (asked.endpoint and asked.model):
+  if not (server.endpoint and server.model):
     raise InputError('--endpoint and --model are missing: the server that writes the queries')
-  endpoint.check_url(asked.endpoint, endpoint.key_from(asked.key_env))
-  if not 0 <= asked.temperature <= 2:
-    raise InputError(f'--temperature: expected 0 to 2, not {asked.temperature}')
+  endpoint.check_url(server.endpoint, endpoint.key_from(server.key_env))
+  if not 0 <= server.temperature <= 2:
+    raise InputError(f'--temperature: expected 0 to 2, not {server.temperature}')
   inputs = flags.paths(args, 'corpus') | flags.paths(args.server, 'template', 'examples')
   with outputs.claim_folder(
     args.out,
@@ -95,26 +95,26 @@ def _command(args: Flags) -> None:
 
 
 def _make(args: Flags) -> None:
-  asked = args.server
-  assert args.corpus and asked.endpoint and asked.model
-  settings = {'temperature': asked.temperature, 'max_tokens': asked.max_tokens, 'seed': args.seed}
-  key = endpoint.key_from(asked.key_env)
+  server = args.server
+  assert args.corpus and server.endpoint and server.model
+  settings = {'temperature': server.temperature, 'max_tokens': server.max_tokens, 'seed': args.seed}
+  key = endpoint.key_from(server.key_env)
   report = ReadReport()
   with files.atomic_path(args.out) as folder:
-    made = making.make(
+    counts = making.make(
       args.corpus,
       folder,
-      endpoint.Server(asked.endpoint, asked.model, settings, key, asked.timeout),
+      endpoint.Server(server.endpoint, server.model, settings, key, server.timeout),
       report,
-      kept=f'{files.resolved(args.out)}.answers.jsonl',
+      answer_file=f'{files.resolved(args.out)}.answers.jsonl',
       most=args.passages,
       per_passage=args.per_passage,
-      template=prompts.read_template(asked.template),
-      examples=prompts.read_examples(asked.examples),
-      concurrency=asked.concurrency,
+      template=prompts.read_template(server.template),
+      examples=prompts.read_examples(server.examples),
+      concurrency=server.concurrency,
     )
     about = {name: getattr(args, name) for name in (*_OF_CORPUS, 'corpus')}
-    files.write_json(folder / 'report.json', made | {'settings': about | {'model': asked.model}})
+    files.write_json(folder / 'report.json', counts | {'settings': about | {'model': server.model}})
     provenance.write_mark(folder, FORMAT)
   logger.info('%s:\n%s', args.out, report)
 
@@ -125,14 +125,14 @@ def _filter(args: Flags) -> None:
   assert args.run is not None
   report = ReadReport()
   with outputs.claim(args.out, flags.paths(args, 'run', 'qrels')):
-    found = filters.found(read_qrels(args.qrels), args.run, args.within, report)
+    qrels = filters.found(read_qrels(args.qrels), args.run, args.within, report)
     logger.info('%s:\n%s', args.run, report)
-    if not found:
+    if not qrels:
       raise InputError(
         f'--run={args.run}: no query finds its passage among the first {args.within}; is it a run '
         f'of the queries of {args.qrels}?'
       )
-    write_qrels(args.out, found)
+    write_qrels(args.out, qrels)
     outputs.write_report(args.out, {'counts': dict(report.counts), 'within': args.within})
 
 

@@ -77,8 +77,8 @@ class _Refuse(urllib.request.HTTPRedirectHandler):
 class _Busy(Exception):
   """The server may answer later, after ``pause`` seconds if it says so."""
 
-  def __init__(self, said: str, pause: float | None = None):
-    super().__init__(said)
+  def __init__(self, message: str, pause: float | None = None):
+    super().__init__(message)
     self.pause = pause
 
 
@@ -176,25 +176,25 @@ def _post(server: Server, request: Request) -> Answer:
       content = reply.read(_MOST_BYTES)
   except urllib.error.HTTPError as error:
     with error:
-      said = _said(server, error)
+      problem = _said(server, error)
       again = error.code in _AGAIN
       waits = _seconds(error.headers.get('Retry-After'))
     if again:
-      raise _Busy(said, waits) from None
+      raise _Busy(problem, waits) from None
     raise InputError(
-      f'--endpoint={server.url}: {said}; compare the address, --model and the key'
+      f'--endpoint={server.url}: {problem}; compare the address, --model and the key'
     ) from None
   except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
     reason = getattr(error, 'reason', None) or error
     raise _Busy(_plain(server, f'no answer ({reason})')) from None
   try:
-    found = msgspec.json.decode(content, type=_Completion)
+    completion = msgspec.json.decode(content, type=_Completion)
   except (msgspec.DecodeError, UnicodeDecodeError) as error:
     raise InputError(
       f'--endpoint={server.url}: the answer is not a chat completion of at most {_MOST_BYTES:,} '
       f'bytes ({error}); the address usually ends with /v1'
     ) from None
-  choice, usage = found.choices[0], found.usage
+  choice, usage = completion.choices[0], completion.usage
   return Answer(
     request.id,
     choice.message.content or '',

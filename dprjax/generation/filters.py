@@ -85,8 +85,8 @@ def tidy(line: str) -> str:
 
 def why_not(text: str, passage: str) -> str:
   """The reason to leave out a query; '' if it can be used."""
-  own = words.words(text)
-  if not own:
+  query_words = words.words(text)
+  if not query_words:
     return 'empty'
   if _HIDDEN.search(text) or _MARKUP.search(text):
     return 'markup'
@@ -94,14 +94,14 @@ def why_not(text: str, passage: str) -> str:
     return 'talk'
   if _ABOUT.search(text):
     return 'about the text itself'
-  if len(own) < _FEWEST:
+  if len(query_words) < _FEWEST:
     return 'too short'
-  if len(text.split()) > _MOST or len(own) > 4 * _MOST:
+  if len(text.split()) > _MOST or len(query_words) > 4 * _MOST:
     return 'too long'
   theirs = words.words(passage)
   if _is_foreign(text, passage):
     return 'another script'
-  if _is_copy(own, theirs):
+  if _is_copy(query_words, theirs):
     return 'copied'
   return ''
 
@@ -117,28 +117,28 @@ def choose(
   Args:
     per_passage: the most queries of a passage.
   """
-  kept: dict[tuple[str, str], Query] = {}
+  usable: dict[tuple[str, str], Query] = {}
   for query in queries:
     reason = why_not(query.text, passages[query.passage])
     key = query.passage, ' '.join(words.words(query.text))
-    if not reason and key in kept:
+    if not reason and key in usable:
       reason = 'repeated'
     if reason:
       report.count(f'queries left out: {reason}', _shown(query.text))
     else:
-      kept[key] = query
-  spread = collections.Counter(text for _, text in kept)
+      usable[key] = query
+  spread = collections.Counter(text for _, text in usable)
   counts: collections.Counter[str] = collections.Counter()
-  found = []
-  for (passage, text), query in kept.items():
+  chosen = []
+  for (passage, text), query in usable.items():
     if spread[text] > 1:
       report.count('queries left out: asked of several passages', _shown(query.text))
     elif counts[passage] == per_passage:
       report.count('queries left out: more than a passage has')
     else:
       counts[passage] += 1
-      found.append(query)
-  return found
+      chosen.append(query)
+  return chosen
 
 
 def found(qrels: Qrels, run: files.PathLike, within: int, report: ReadReport) -> Qrels:
@@ -167,11 +167,11 @@ def _shown(text: str) -> str:
   return ascii(text[:60])[1:-1]
 
 
-def _is_copy(own: Sequence[str], theirs: Sequence[str]) -> bool:
-  text = f' {" ".join(theirs)} '
-  if len(own) >= _WHOLE_COPY and f' {" ".join(own)} ' in text:
+def _is_copy(query: Sequence[str], passage: Sequence[str]) -> bool:
+  text = f' {" ".join(passage)} '
+  if len(query) >= _WHOLE_COPY and f' {" ".join(query)} ' in text:
     return True
-  runs = (own[start : start + COPIED_WORDS] for start in range(len(own) - COPIED_WORDS + 1))
+  runs = (query[start : start + COPIED_WORDS] for start in range(len(query) - COPIED_WORDS + 1))
   return any(f' {" ".join(run)} ' in text for run in runs)
 
 

@@ -29,7 +29,7 @@ def make(
   server: endpoint.Server,
   report: ReadReport,
   *,
-  kept: str,
+  answer_file: str,
   most: int,
   per_passage: int,
   template: str,
@@ -42,7 +42,7 @@ def make(
     corpus: a corpus, a BEIR folder or a table.
     folder: for corpus.jsonl, queries.jsonl and qrels/train.tsv.
     report: counts what is left out, and why.
-    kept: the file of all answers, where an interrupted call goes on.
+    answer_file: the file of all answers, where an interrupted call goes on.
     most: passages that are asked about, a sample by the seed in ``server.settings``.
     per_passage: the most queries of a passage.
     concurrency: requests at a time.
@@ -67,7 +67,7 @@ def make(
     requests.append(
       Request(passage.id, prompt, prompts.key_of(prompt, server.model, server.settings))
     )
-  answers = _ask(server, requests, kept, concurrency)
+  answers = _ask(server, requests, answer_file, concurrency)
   cut = sum(one.finish == 'length' for one in answers.values())
   report.counts['answers that ended at --max_tokens'] = cut
   chosen = filters.choose(
@@ -121,16 +121,18 @@ def _row(passage: PassageRecord) -> dict[str, str]:
 
 def _queries(lines: Mapping[str, Sequence[str]]) -> list[Query]:
   """The lines of answers by passage, as queries; an answer without lines is an empty query."""
-  tidied = ((id_, filters.tidy(line)) for id_, own in lines.items() for line in own if line.strip())
-  empty = [Query(id_, '') for id_, own in lines.items() if not any(map(str.strip, own))]
+  tidied = (
+    (id_, filters.tidy(line)) for id_, answer in lines.items() for line in answer if line.strip()
+  )
+  empty = [Query(id_, '') for id_, answer in lines.items() if not any(map(str.strip, answer))]
   return [*(Query(id_, text) for id_, text in tidied), *empty]
 
 
 def _ask(
-  server: endpoint.Server, requests: Sequence[Request], kept: str, concurrency: int
+  server: endpoint.Server, requests: Sequence[Request], answer_file: str, concurrency: int
 ) -> dict[str, Answer]:
   """The answers by passage, including those of earlier calls."""
-  answers = prompts.read_kept(kept)
+  answers = prompts.read_kept(answer_file)
   todo = [request for request in requests if request.key not in answers]
   logger.info(
     '%s: about %s tokens (of 4 bytes each), and answers of at most %s; %s kept from before',
@@ -141,7 +143,7 @@ def _ask(
   )
   if todo:
     progress = Progress('answers', len(todo), 'asking')
-    with files.no_room(kept), open(kept, 'ab') as file:
+    with files.no_room(answer_file), open(answer_file, 'ab') as file:
       _end_line(file)
       for answer in endpoint.ask(server, todo, concurrency):
         file.write(prompts.encode(answer) + b'\n')

@@ -118,8 +118,8 @@ def _cut(text: str) -> str:
 
 def key_of(prompt: str, model: str, settings: dict[str, Any]) -> str:
   """A key for a prompt, model and settings."""
-  asked = json.dumps([prompt, model, settings], sort_keys=True)
-  return hashlib.sha256(asked.encode()).hexdigest()[:32]
+  content = json.dumps([prompt, model, settings], sort_keys=True)
+  return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def tokens_in(text: str) -> int:
@@ -139,10 +139,10 @@ def read_kept(path: files.PathLike) -> dict[str, Answer]:
       lines = file.read().split(b'\n')
   except FileNotFoundError:
     return {}
-  found = {}
+  answers = {}
   for number, line in enumerate(lines[:-1], 1):  # the last line has no newline
     if line.strip():
       where = f'{path}, line {number}'
       answer = reading.parse(line.decode('utf-8', 'replace'), where, Answer)
-      found[answer.key] = answer
-  return found
+      answers[answer.key] = answer
+  return answers
