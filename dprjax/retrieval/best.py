@@ -33,13 +33,13 @@ class TopK(NamedTuple):
   rows: Int[np.ndarray, 'queries k']
 
 
-def rankings(found: TopK, ids: Sequence[str]) -> list[Ranking]:
+def rankings(top: TopK, ids: Sequence[str]) -> list[Ranking]:
   """The results of each query without unused places; ``ids`` are by row."""
   some = []
-  for scores, rows in zip(found.scores, found.rows, strict=True):
+  for scores, rows in zip(top.scores, top.rows, strict=True):
     used = rows >= 0
-    own = [ids[row] for row in rows[used].tolist()]
-    some.append(Ranking(own, scores[used].astype(np.float64)))
+    used_ids = [ids[row] for row in rows[used].tolist()]
+    some.append(Ranking(used_ids, scores[used].astype(np.float64)))
   return some
 
 
@@ -51,9 +51,9 @@ def numbers(rows: Int[np.ndarray, ' n']) -> list[str]:
   return [str(row) for row in rows.tolist()]
 
 
-def order(found: TopK, k: int, ids_at: Ids) -> TopK:
+def order(top: TopK, k: int, ids_at: Ids) -> TopK:
   """The k best of unordered rows."""
-  scores, rows = found
+  scores, rows = top
   if (scores[:, 1:] > scores[:, :-1]).any():
     by_score = np.argsort(-scores, axis=1)
     scores, rows = (np.take_along_axis(array, by_score, 1) for array in (scores, rows))
@@ -76,19 +76,19 @@ def order(found: TopK, k: int, ids_at: Ids) -> TopK:
   return TopK(scores[:, :k], rows[:, :k])
 
 
-def best_of(found: TopK, count: int, k: int, ids_at: Ids) -> TopK:
+def best_of(top: TopK, count: int, k: int, ids_at: Ids) -> TopK:
   """The k best rows of queries with ``count`` vectors each; a row counts once, with its best score.
 
-  ``found`` has the first vectors of all queries, then all second vectors, and so on.
+  ``top`` has the first vectors of all queries, then all second vectors, and so on.
   """
   if count == 1:
-    return order(found, k, ids_at)
-  queries, width = len(found.rows) // count, found.rows.shape[1]
+    return order(top, k, ids_at)
+  queries, width = len(top.rows) // count, top.rows.shape[1]
 
   def side_by_side(array: np.ndarray) -> np.ndarray:
     return array.reshape(count, queries, width).swapaxes(0, 1).reshape(queries, count * width)
 
-  scores, rows = side_by_side(found.scores), side_by_side(found.rows)
+  scores, rows = side_by_side(top.scores), side_by_side(top.rows)
   by_row = np.lexsort((-scores, rows), axis=1)  # among equal rows, best first
   scores, rows = (np.take_along_axis(array, by_row, 1) for array in (scores, rows))
   again = np.zeros(rows.shape, bool)
@@ -117,9 +117,9 @@ def whole_ties(
     open_ = []
     size = max(1, _FOUND // width)
     for some in np.split(pending, range(size, len(pending), size)):
-      found = search(some, width)
-      scores[some], rows[some] = order(found, k, ids_at)
-      goes_on = (found.rows[:, -1] >= 0) & (found.scores[:, -1] == found.scores[:, k - 1])
+      top = search(some, width)
+      scores[some], rows[some] = order(top, k, ids_at)
+      goes_on = (top.rows[:, -1] >= 0) & (top.scores[:, -1] == top.scores[:, k - 1])
       open_.append(some[goes_on])
     pending = np.concatenate(open_)
     if width == most:

@@ -56,17 +56,17 @@ def _tokens(texts: Iterable[str], language: str, as_ids: bool) -> Any:
   import Stemmer
 
   stemmer = None if language == 'none' else Stemmer.Stemmer(language)
-  tokenizer = functools.partial(
+  make = functools.partial(
     _bm25s().tokenization.Tokenizer,
     lower=False,
     splitter=functools.partial(words.words, turkish=language == 'turkish'),
     stemmer=stemmer,
   )
   try:
-    made = tokenizer(stopwords=None if language == 'none' else language)
+    tokenizer = make(stopwords=None if language == 'none' else language)
   except ValueError:  # a stemmer without stop words
-    made = tokenizer(stopwords=None)
-  return made.tokenize(
+    tokenizer = make(stopwords=None)
+  return tokenizer.tokenize(
     texts,
     length=0,  # for a progress bar that is not shown
     return_as='tuple' if as_ids else 'string',
@@ -101,13 +101,13 @@ class Bm25Index(NamedTuple):
       if not tokens:
         continue
       all_scores = self.index.get_scores(tokens)
-      found = np.flatnonzero(all_scores > 0)
-      if len(found) > k:
+      matches = np.flatnonzero(all_scores > 0)
+      if len(matches) > k:
         # The argpartition of bm25s does not order ties.
-        least = np.partition(all_scores[found], len(found) - k)[len(found) - k]
-        found = found[all_scores[found] >= least]
-      if len(found):
-        alone = TopK(all_scores[None, found].astype(np.float32), found[None].astype(np.int32))
+        least = np.partition(all_scores[matches], len(matches) - k)[len(matches) - k]
+        matches = matches[all_scores[matches] >= least]
+      if len(matches):
+        alone = TopK(all_scores[None, matches].astype(np.float32), matches[None].astype(np.int32))
         ranked = best.order(alone, k, best.ids_of(self.ids))
         count = ranked.rows.shape[1]
         rows[number, :count], scores[number, :count] = ranked.rows[0], ranked.scores[0]
@@ -251,9 +251,9 @@ def search_files(
   elif index_dir:
     outputs.clear(index_dir)
   indexed = time.perf_counter()
-  found = index.search(list(texts.values()), k + drop_same_id)
+  top = index.search(list(texts.values()), k + drop_same_id)
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
-  run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
+  run = trec.run_from_rows(list(texts), index.ids, top.rows, top.scores)
   empty = [query_id for query_id, ranking in run if not ranking]
   sentence = f'{len(empty):,} of {counted(len(run), "queries")} share no word with a passage'
   report_ids(f'{queries}: {sentence}', empty)

@@ -209,22 +209,22 @@ def choose(
     new: whether each query has new answers: none of its relevant passages is relevant to a training
       query.
   """
-  own = {name: np.asarray(values, np.float64) for name, values in scores.items()}
+  by_name = {name: np.asarray(values, np.float64) for name, values in scores.items()}
   names = [name for name in scores if name != FROZEN]
-  count = len(own[FROZEN])
+  count = len(by_name[FROZEN])
   if not count or not names:
     return Choice(FROZEN, {}, count)
-  gains = np.stack([own[name] - own[FROZEN] for name in names])  # [candidates, queries]
+  gains = np.stack([by_name[name] - by_name[FROZEN] for name in names])  # [candidates, queries]
   there = ~np.isnan(gains)
   gains, counts = np.where(there, gains, 0.0), there.sum(axis=1)
   # A candidate that never differs equals the frozen encoder.
-  other = np.any(gains != 0, axis=1)
+  differing = np.any(gains != 0, axis=1)
 
   def expect(
     means: Float64[np.ndarray, '... candidates'], variances: Float64[np.ndarray, '... candidates']
   ) -> tuple[Float64[np.ndarray, '... candidates'], ...]:
     expected, *errors = posterior(means, variances, counts, prior)
-    return np.where(other, expected, -np.inf), *errors
+    return np.where(differing, expected, -np.inf), *errors
 
   def moments(
     values: Float64[np.ndarray, 'candidates queries'],
@@ -241,19 +241,19 @@ def choose(
   estimates = {
     name: Estimate(*map(float, row)) if differs else _NO_CHANGE
     for name, differs, *row in zip(
-      names, other, measured, np.sqrt(error), expected, deviation, loss, strict=True
+      names, differing, measured, np.sqrt(error), expected, deviation, loss, strict=True
     )
   }
   good = [one for one in names if estimates[one].expected > 0 and estimates[one].loss <= MOST_LOSS]
   if not good:
     return Choice(FROZEN, estimates, count, optimism)
   best = max(good, key=lambda name: estimates[name].expected)
-  found = Choice(best, estimates, count, optimism)
+  choice = Choice(best, estimates, count, optimism)
   if new is None:
-    return found
-  fresh = (own[best] - own[FROZEN])[new]
+    return choice
+  fresh = (by_name[best] - by_name[FROZEN])[new]
   fresh = fresh[~np.isnan(fresh)]
-  return found._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
+  return choice._replace(new=float(fresh.mean()) if len(fresh) else None, new_queries=len(fresh))
 
 
 def posterior(
@@ -267,8 +267,8 @@ def posterior(
   error = (counts * variances + _PSEUDO * _DEVIATION**2) / freedom / np.maximum(counts, 1)
   around = error + prior.noise**2
   # A large gain over many queries indicates a larger spread.
-  own = counts / (counts + _MANY)
-  wide = (_SURE * prior.spread**2 + own * np.maximum(means**2 - around, 0)) / (_SURE + own)
+  share = counts / (counts + _MANY)
+  wide = (_SURE * prior.spread**2 + share * np.maximum(means**2 - around, 0)) / (_SURE + share)
   weight = wide / (wide + around)
   return weight * means, error, weight * around + prior.noise**2
 

@@ -90,8 +90,8 @@ def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarr
 
 def read_metrics(path: files.PathLike) -> dict[str, Any]:
   values = reading.read_json_object(path, 'metrics')
-  found = reading.convert(values, str(path), _Metrics)
-  if not found.mean or not all(found.per_query.get(name) for name in found.mean):
+  metrics = reading.convert(values, str(path), _Metrics)
+  if not metrics.mean or not all(metrics.per_query.get(name) for name in metrics.mean):
     raise InputError(f'{path} lacks a measure or its queries: is it from dprjax.evaluate?')
   return values
 

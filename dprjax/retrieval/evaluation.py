@@ -85,10 +85,10 @@ def evaluate(
   documents = {document for by_document in grades.values() for document in by_document}
   texts = read_passages(corpus, needed | documents) if corpus else {}
   parts: list[measures.Metrics] = []
-  found = set(run.query_ids)
+  searched = set(run.query_ids)
 
   def tell_missing(ids: Collection[str], what: str) -> None:
-    missing = [id_ for id_ in ids if id_ not in found]
+    missing = [id_ for id_ in ids if id_ not in searched]
     sentence = f'{labels[0]}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
     report_ids(sentence, missing)
 
@@ -169,10 +169,10 @@ def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int
 
 
 def _without_own_id(judged: Qrels, name: str) -> Qrels:
-  own = [query for query, documents in judged.items() if query in documents]
-  if not own:
+  queries = [query for query, documents in judged.items() if query in documents]
+  if not queries:
     return judged
-  logger.info('%s: left out %d judgements of a query with its own id', name, len(own))
+  logger.info('%s: left out %d judgements of a query with its own id', name, len(queries))
   kept = {
     query: {document: grade for document, grade in documents.items() if document != query}
     for query, documents in judged.items()
@@ -235,7 +235,7 @@ def answer_recall(
       'questions_missing': sum(not rankings.get(query_id) for query_id in answers),
       'passages_without_text': len(unknown),
       'broken_answers': sum(
-        _words(answer) == ' ' for given in answers.values() for answer in given
+        _words(answer) == ' ' for several in answers.values() for answer in several
       ),
     },
   }
@@ -265,8 +265,8 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
   for number, where, question in (
     _read_table(path) if table else read_records(path, 'answers', _Question)
   ):
-    given = (id_ for id_ in (question.id, question.bare_id, question.query_id) if id_ is not None)
-    id_ = check_id(next(given, number), where)
+    ids = (id_ for id_ in (question.id, question.bare_id, question.query_id) if id_ is not None)
+    id_ = check_id(next(ids, number), where)
     unique.add(id_, number)
     answers[id_] = question.answers
   return answers

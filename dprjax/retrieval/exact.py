@@ -140,12 +140,12 @@ class ExactIndex:
     return best.order(TopK(scores, rows), k, self._ids_at)
 
   def _again(self, part: Any, crowded: Int[np.ndarray, ' some'], k: int) -> TopK:
-    found = best.Best(len(crowded), k, self._ids_at)
+    top = best.Best(len(crowded), k, self._ids_at)
     chosen = np.resize(crowded, _power_of_two(len(crowded)))  # few sizes to compile
     for offset, used, rows in self._each_block():
       similar = np.asarray(_similar(self._mesh, part, rows, self._ranges, chosen))
-      found.add(similar[: len(crowded), :used], offset)
-    return found.ranked()
+      top.add(similar[: len(crowded), :used], offset)
+    return top.ranked()
 
   def _search_on_host(
     self, queries: Float[np.ndarray, 'queries H'], k: int, block_queries: int
@@ -156,19 +156,19 @@ class ExactIndex:
     lists = [best.Best(len(part), k, self._ids_at) for part in parts]
     scores = np.empty(len(parts[0]) * _ROWS_OF_NUMPY, np.float32)
     for offset, used, rows in self._each_block():
-      for part, found in zip(parts, lists, strict=True):
+      for part, top in zip(parts, lists, strict=True):
         if self._ranges:
           padded = _padded(part, _power_of_two(len(part)))  # few sizes to compile
           similar = np.asarray(_coded_products(padded, rows, self._ranges))
-          found.add(similar[: len(part), :used], offset)
+          top.add(similar[: len(part), :used], offset)
           continue
         for start in range(0, used, _ROWS_OF_NUMPY):
           some = rows[start : start + _ROWS_OF_NUMPY]
           # Reuse one array, since fresh memory costs page faults.
           similar = scores[: len(part) * len(some)].reshape(len(part), len(some))
           np.matmul(part, some.T, out=similar)
-          found.add(similar[:, : used - start], offset + start)
-    ranked = zip(*(found.ranked() for found in lists), strict=True)
+          top.add(similar[:, : used - start], offset + start)
+    ranked = zip(*(top.ranked() for top in lists), strict=True)
     return TopK(*(np.concatenate(arrays) for arrays in ranked))
 
   def _each_block(self) -> Iterator[_Block]:

@@ -80,10 +80,10 @@ def _dot(axes: Any, place: int, bar: Bar, colour: str, differences: bool) -> Non
   axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=1.6)
   axes.plot([bar.mean], [place], 'o', color=colour, markersize=6, mfc='white' if hollow else colour)
   if not hollow:
-    said = f'{bar.mean:{"+" if differences else ""}.3f}{"*" if bar.starred else ""}'
+    label = f'{bar.mean:{"+" if differences else ""}.3f}{"*" if bar.starred else ""}'
     style = {'textcoords': 'offset points', 'ha': 'center', 'fontsize': 7.5, 'color': '#222222'}
     box = {'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.2}
-    axes.annotate(said, (bar.mean, place), xytext=(0, 6), annotation_clip=True, bbox=box, **style)
+    axes.annotate(label, (bar.mean, place), xytext=(0, 6), annotation_clip=True, bbox=box, **style)
 
 
 def label_below(drawing: Any, text: str) -> None:
@@ -108,17 +108,17 @@ def compared(
   systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
 ) -> None:
   """Draws results of ``comparison.compare``: differences from the first system, or its values."""
-  found = {measure: comparison.compare(systems, measure) for measure in measures}
+  results = {measure: comparison.compare(systems, measure) for measure in measures}
   first, *others = systems
   if not others:
-    values = {measure: {first: Bar(*by_name[first][:3])} for measure, by_name in found.items()}
+    values = {measure: {first: Bar(*by_name[first][:3])} for measure, by_name in results.items()}
     foot = '95 % bootstrap intervals'
     dots(values, 'mean over queries', foot, path, differences=False)
     return
   values = {
     name: {
       f'{measure} ({by_name[first].mean:.3f})': Bar(*difference, by_name[name].significant)
-      for measure, by_name in found.items()
+      for measure, by_name in results.items()
       if (difference := by_name[name].difference) is not None
     }
     for name in others
@@ -127,12 +127,12 @@ def compared(
     values = {row: {name: values[name][row] for name in others} for row in values[others[0]]}
   xlabel = f'difference from {short(first)} (mean of {short(first)} in brackets)'
   foot = '95 % intervals, paired bootstrap over queries;  *: the interval excludes 0'
-  dots(values, xlabel, foot, path, title=_finding(others[-1], found[measures[0]], measures[0]))
+  dots(values, xlabel, foot, path, title=_finding(others[-1], results[measures[0]], measures[0]))
 
 
-def _finding(name: str, found: Mapping[str, comparison.Compared], measure: str) -> str:
+def _finding(name: str, by_name: Mapping[str, comparison.Compared], measure: str) -> str:
   """The title of a comparison: what the last system gains or loses; '' without a difference."""
-  row = found[name]
+  row = by_name[name]
   if row.difference is None:
     return ''
   name = short(name).removeprefix('+ ')

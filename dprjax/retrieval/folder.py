@@ -106,10 +106,10 @@ def is_folder(path: files.PathLike) -> bool:
 def below(path: files.PathLike) -> list[str]:
   """The folders of retrievers in a folder. Raises InputError if there is none."""
   folder = files.existing(path, 'folder of retrievers')
-  found = sorted(str(one) for one in folder.iterdir() if is_folder(one))
-  if not found:
+  retrievers = sorted(str(one) for one in folder.iterdir() if is_folder(one))
+  if not retrievers:
     raise InputError(f'{path} has no folder of a retriever, with {FILE}')
-  return found
+  return retrievers
 
 
 def shared_backbone(paths: Sequence[files.PathLike]) -> str:
@@ -124,16 +124,16 @@ def shared_backbone(paths: Sequence[files.PathLike]) -> str:
 def read(path: files.PathLike) -> Parts:
   """Reads retriever.json and the weights beside it."""
   folder = epath.Path(path)
-  found = reading.read(files.existing(folder / FILE, 'retriever'), 'retriever', _Description)
+  description = reading.read(files.existing(folder / FILE, 'retriever'), 'retriever', _Description)
   prompt = folder / hub.PROMPT
   weights = folder / FUSION
   return Parts(
-    str(folder) if found.backbone == HERE else found.backbone,
-    found.backbone_sha256,
+    str(folder) if description.backbone == HERE else description.backbone,
+    description.backbone_sha256,
     prompt if prompt.exists() else None,
-    msgspec.to_builtins(found.settings),
+    msgspec.to_builtins(description.settings),
     fusion.read_hybrid(weights) if weights.exists() else None,
-    found.choice,
+    description.choice,
   )
 
 
@@ -189,8 +189,8 @@ def describe(
     head = huggingface_hub.ModelCardData(
       library_name='dprjax', tags=['dprjax', 'dense-retrieval'], pipeline_tag='sentence-similarity'
     )
-    said = f'\n\nChosen by held-out queries: {choice["verdict"]}.' if choice else ''
-    card = _CARD.format(head=head, name=name, what=', '.join(parts), choice=said)
+    verdict = f'\n\nChosen by held-out queries: {choice["verdict"]}.' if choice else ''
+    card = _CARD.format(head=head, name=name, what=', '.join(parts), choice=verdict)
     with files.atomic_write(folder / 'README.md') as file:
       file.write(card)
 
@@ -299,32 +299,32 @@ def _known(
   """Gives the vectors of these passages, if the training encoded them with this encoder."""
   if not trained.exists():
     return None
-  found = embeddings.load_embeddings(trained)
-  own = manifest.describe(encoder, 'passage', found.meta.dtype, found.meta.input_sha256)
-  if manifest.differences(found.meta.space(), own.space()):
+  corpus = embeddings.load_embeddings(trained)
+  meta = manifest.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
+  if manifest.differences(corpus.meta.space(), meta.space()):
     return None
-  if digest(passages) != found.meta.input_sha256:
+  if digest(passages) != corpus.meta.input_sha256:
     return None
   logger.info('%s: the training encoded these passages', trained)
-  return lambda some: found.take(np.arange(some.start, some.stop))
+  return lambda some: corpus.take(np.arange(some.start, some.stop))
 
 
 def open_index(path: files.PathLike, how: Fusion | None) -> Index:
   index = epath.Path(path) / INDEX
   corpus = embeddings.load_embeddings(index / _VECTORS)
-  found = [one for _, one in reading.read_jsonl(index / _PASSAGES, 'passages', _Passage)]
-  ids = [text.id for text in found]
+  texts = [one for _, one in reading.read_jsonl(index / _PASSAGES, 'passages', _Passage)]
+  ids = [text.id for text in texts]
   if ids != corpus.ids:
     raise InputError(f'{index / _PASSAGES} has other ids than {index / _VECTORS}; {_AGAIN}')
   words = None if how is None else fusion.open_hybrid(how, index / _BM25, ids)
-  return Index(corpus, [text.text for text in found], words)
+  return Index(corpus, [text.text for text in texts], words)
 
 
 def check_encoder(path: files.PathLike, corpus: embeddings.Embeddings, encoder: Encoder) -> None:
   """Raises InputError if an index was made with another encoder, prompt or settings."""
-  own = manifest.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
+  meta = manifest.describe(encoder, 'passage', corpus.meta.dtype, corpus.meta.input_sha256)
   index = str(epath.Path(path) / INDEX)
-  manifest.check_same_space(index, corpus.meta.space(), str(path), own.space(), _AGAIN)
+  manifest.check_same_space(index, corpus.meta.space(), str(path), meta.space(), _AGAIN)
 
 
 def settings_of(encoder: Encoder) -> dict[str, Any]:

@@ -109,8 +109,8 @@ def choose(
     learnt = learn(runs, judged, depth)
     how = learnt.fusion
   elif weights is None or isinstance(weights, Mapping):
-    given = weights or dict.fromkeys(runs, 1.0)
-    how = fusion.Fusion(weights=given, method=method, rrf_k=rrf_k, depth=depth)
+    by_run = weights or dict.fromkeys(runs, 1.0)
+    how = fusion.Fusion(weights=by_run, method=method, rrf_k=rrf_k, depth=depth)
   else:
     how = fusion.read(weights)
   if how.weights.keys() != runs.keys():
@@ -124,21 +124,21 @@ def choose(
 
 def learn(runs: Runs, judged: Qrels, depth: int) -> Learnt:
   """Learns weights on the judged queries that a run has."""
-  found = {
+  usable = {
     query_id: grades
     for query_id, grades in judged.items()
     if any(query_id in run for run in runs.values()) and max(grades.values()) > 0
   }
-  if len(found) < 2:
+  if len(usable) < 2:
     raise InputError(
-      f'--qrels: {counted(len(found), "judged queries")} with relevant documents in the runs; '
+      f'--qrels: {counted(len(usable), "judged queries")} with relevant documents in the runs; '
       'learnt weights need 2, and some dozens for a gain'
     )
   how = fusion.Fusion(weights=dict.fromkeys(runs, 1.0), method=_LEARNT_METHOD, depth=depth)
   weights = fusion.candidates(len(runs))
-  scores = np.empty((len(found), len(weights)))
-  progress = Progress('queries', len(found), 'learning')
-  for row, (query_id, grades) in enumerate(found.items()):
+  scores = np.empty((len(usable), len(weights)))
+  progress = Progress('queries', len(usable), 'learning')
+  for row, (query_id, grades) in enumerate(usable.items()):
     scores[row] = fusion.ndcg(*how.table(_of(runs, query_id)), grades, weights)
     progress(row + 1)
   learnt = fusion.learn(weights, scores)
@@ -146,7 +146,7 @@ def learn(runs: Runs, judged: Qrels, depth: int) -> Learnt:
   gain = comparison.difference([learnt.held_out - learnt.alone[:, best]])
   chosen = dict(zip(runs, learnt.weights.round(6).tolist(), strict=True))
   how = dataclasses.replace(how, weights=chosen)
-  return Learnt(how, learnt, len(found), list(runs)[best], gain)
+  return Learnt(how, learnt, len(usable), list(runs)[best], gain)
 
 
 def fuse(
@@ -171,11 +171,11 @@ def fuse(
   shared = False
   progress = Progress('queries', len(query_ids), 'fusing')
   for number, query_id in enumerate(query_ids, start=1):
-    found = _of(runs, query_id)
+    rankings = _of(runs, query_id)
     if not shared:
-      ids = [id_ for one in found.values() for id_ in one.ids]
+      ids = [id_ for one in rankings.values() for id_ in one.ids]
       shared = len(set(ids)) < len(ids)
-    yield query_id, how.fuse(found, k)
+    yield query_id, how.fuse(rankings, k)
     progress(number)
   if not shared:
     logger.warning(
@@ -227,14 +227,14 @@ def names(named: Sequence[tuple[str, str]], of_tags: Mapping[str, str]) -> list[
   """
   tags = [run_files.read_tag(path) for _, path in named]
   usual = [name or of_tags.get(tag, tag) for (name, _), tag in zip(named, tags, strict=True)]
-  found = [
-    path if not name and usual.count(own) > 1 else own
-    for (name, path), own in zip(named, usual, strict=True)
+  labels = [
+    path if not name and usual.count(label) > 1 else label
+    for (name, path), label in zip(named, usual, strict=True)
   ]
-  for name, (_, path) in zip(found, named, strict=True):
-    if found.count(name) > 1:
+  for name, (_, path) in zip(labels, named, strict=True):
+    if labels.count(name) > 1:
       raise InputError(f'--run={path}: two runs have the name {name}; name them --run=NAME=FILE')
-  return found
+  return labels
 
 
 def report_of(run: PathLike) -> dict[str, Any]:

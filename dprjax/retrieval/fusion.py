@@ -94,8 +94,8 @@ class Fusion:
     ids, values = self.table(used)
     # Sorted, so that sums do not depend on the order of runs.
     parts = np.sort(values * np.array(list(self.weights.values())), axis=1)
-    found = ranked(ids, parts.sum(axis=1))
-    return found if k is None else found.top(k)
+    fused = ranked(ids, parts.sum(axis=1))
+    return fused if k is None else fused.top(k)
 
 
 def normalized(
@@ -141,16 +141,16 @@ def ndcg(
     ids, values: `Fusion.table`.
   """
   gains = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:CUTOFF]
-  found = np.zeros(len(weights))
+  totals = np.zeros(len(weights))
   if not gains or not ids:
-    return found
+    return totals
   scores = (values @ weights.T).astype(np.float32)
   for row, id_ in enumerate(ids):
     if (grade := grades.get(id_, 0)) > 0:
       # Among equal scores the larger id comes first.
       before = (scores > scores[row]).sum(axis=0) + (scores[row + 1 :] == scores[row]).sum(axis=0)
-      found += np.where(before < CUTOFF, grade / np.log2(before + 2), 0)
-  return found / dcg(gains)
+      totals += np.where(before < CUTOFF, grade / np.log2(before + 2), 0)
+  return totals / dcg(gains)
 
 
 class Learnt(NamedTuple):

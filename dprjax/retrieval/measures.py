@@ -147,13 +147,13 @@ def _computed(
     if kind not in ours:
       by_level.setdefault(_level(kind), []).append(kind)
   for level, some in by_level.items():
-    given = graded if level is None else _binary(graded, level)
+    qrels = graded if level is None else _binary(graded, level)
     # Grades are 0 and 1 now.
-    asked = {kind(rel=1) if level and 'rel' in kind.params else kind: kind for kind in some}
+    originals = {kind(rel=1) if level and 'rel' in kind.params else kind: kind for kind in some}
     try:
       if any(map(ir_measures.gdeval.supports, some)) and _largest(judged) > _LARGEST_OF_GDEVAL:
         raise ValueError(f'a grade of {_largest(judged)} is above {_LARGEST_OF_GDEVAL}')
-      metrics = list(ir_measures.iter_calc(list(asked), given, ranked))
+      metrics = list(ir_measures.iter_calc(list(originals), qrels, ranked))
       if not all(math.isfinite(metric.value) for metric in metrics):
         raise ValueError('a value is not finite')
     except MemoryError:
@@ -164,7 +164,7 @@ def _computed(
         f'{type(error).__name__}: {error}'
       ) from error
     for metric in metrics:
-      yield asked[metric.measure], query_ids[int(metric.query_id)], metric.value
+      yield originals[metric.measure], query_ids[int(metric.query_id)], metric.value
 
 
 def _is_ours(kind: ir_measures.Measure) -> bool:
@@ -204,8 +204,8 @@ def _binary(graded: Qrels, level: int) -> Qrels:
 
 def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequence[str]) -> float:
   """nDCG as in trec_eval: the gain is the grade, and negative grades count as not judged."""
-  given = kind.params.get('gains', {})
-  gains = {doc: given.get(grade, grade) for doc, grade in grades.items()}
+  gain_of = kind.params.get('gains', {})
+  gains = {doc: gain_of.get(grade, grade) for doc, grade in grades.items()}
   if kind['judged_only']:
     ranking = [doc for doc in ranking if gains.get(doc, -1) >= 0]
   cutoff = kind.params.get('cutoff')

@@ -110,7 +110,7 @@ def mine(
   report = ReadReport()
   began = time.monotonic()
   with _database() as tables:
-    asked = _add_queries(tables, queries, qrels, report)
+    judged = _add_queries(tables, queries, qrels, report)
     _add_passages(tables, corpus)
     for number, (name, path) in enumerate(retrievers.items()):
       _read_run(tables, name, path, options, report)
@@ -120,12 +120,12 @@ def mine(
       tables.execute(_JOIN_LOGITS)
     _make_pools(tables, list(retrievers), report)
     if score:
-      _score_candidates(tables, asked, options, score)
+      _score_candidates(tables, judged, options, score)
     denoise = bool(score or reranked)
-    _choose(tables, asked, options, report, denoise)
+    _choose(tables, judged, options, report, denoise)
     if not report.counts['candidates']:
       raise InputError(
-        f'no run has a candidate for any of {len(asked.ids):,} queries: search these queries '
+        f'no run has a candidate for any of {len(judged.ids):,} queries: search these queries '
         f'first ({" ".join(str(report).split())})'
       )
     scored = report.counts['candidates with a reranker score']
@@ -137,7 +137,7 @@ def mine(
       )
     with files.atomic_write(out, 'wb') as file:
       written = 0
-      for line in _lines(tables, asked, list(retrievers), options):
+      for line in _lines(tables, judged, list(retrievers), options):
         file.write(line)
         written += 1
   seconds = time.monotonic() - began
@@ -277,8 +277,8 @@ def _read_run(
     ('ranks do not follow falling scores (is the score a distance?)', 'steps WHERE step < 0'),
     ('a document occurs twice for a query', f'rows SEMI JOIN ({twice}) USING (query, doc)'),
   ):
-    if found := _named(tables, where):
-      raise InputError(f'{path}: {fault}: {", ".join(found[:2])}')
+    if samples := _named(tables, where):
+      raise InputError(f'{path}: {fault}: {", ".join(samples[:2])}')
   what = f'rows of {name} that share their rank with another of their query: ordered by score'
   report.add(what, _count(tables, 'steps'), _named(tables, 'steps'))
 
@@ -379,7 +379,7 @@ def _make_pools(tables: 'DuckDBPyConnection', names: Sequence[str], report: Read
 
 
 def _score_candidates(
-  tables: 'DuckDBPyConnection', asked: _Queries, options: MiningOptions, score: Score
+  tables: 'DuckDBPyConnection', judged: _Queries, options: MiningOptions, score: Score
 ) -> None:
   """Scores candidates in order of their lots until every query has its denoised sample."""
   progress = Progress('pairs', task='scoring')
@@ -392,28 +392,28 @@ def _score_candidates(
         HAVING count(*) >= {options.sample})
       ORDER BY query, place
     """
-    _score_pairs(tables, asked, pairs, score, progress)
+    _score_pairs(tables, judged, pairs, score, progress)
   if options.score_positives:
     pairs = """
       positives JOIN passages ON id = doc WHERE digest IS NOT NULL
       QUALIFY row_number() OVER (PARTITION BY query, digest ORDER BY place) = 1
       ORDER BY query, place
     """
-    _score_pairs(tables, asked, pairs, score, progress)
+    _score_pairs(tables, judged, pairs, score, progress)
 
 
 def _score_pairs(
   tables: 'DuckDBPyConnection',
-  asked: _Queries,
+  judged: _Queries,
   pairs: str,
   score: Score,
   progress: Progress,
 ) -> None:
-  found = tables.cursor().execute(f'SELECT query, passages.digest, title, text FROM {pairs}')
-  while some := found.fetchmany(_PAIRS):
+  cursor = tables.cursor().execute(f'SELECT query, passages.digest, title, text FROM {pairs}')
+  while some := cursor.fetchmany(_PAIRS):
     queries, digests, titles, bodies = zip(*some, strict=True)
     joined = [PassageRecord('', *parts).joined for parts in zip(titles, bodies, strict=True)]
-    asking = list(zip((asked.texts[query] for query in queries), joined, strict=True))
+    asking = list(zip((judged.texts[query] for query in queries), joined, strict=True))
     scores = np.asarray(score(asking, progress), np.float64)
     progress.advance(len(some))
     columns = {'query': queries, 'digest': pa.array(digests, pa.uint64()), 'logit': scores}
@@ -422,7 +422,7 @@ def _score_pairs(
 
 def _choose(
   tables: 'DuckDBPyConnection',
-  asked: _Queries,
+  judged: _Queries,
   options: MiningOptions,
   report: ReadReport,
   denoise: bool,
@@ -440,7 +440,7 @@ def _choose(
     """,
     {'sample': options.sample, 'threshold': options.threshold},
   )
-  _count_queries(tables, asked, options, report, denoise)
+  _count_queries(tables, judged, options, report, denoise)
   counts = {'un-denoised negatives': 'undenoised', 'negatives in the file': 'kept'}
   if denoise:
     counts |= {
@@ -453,7 +453,7 @@ def _choose(
 
 def _count_queries(
   tables: 'DuckDBPyConnection',
-  asked: _Queries,
+  judged: _Queries,
   options: MiningOptions,
   report: ReadReport,
   denoise: bool,
@@ -461,8 +461,8 @@ def _count_queries(
   known = 'positives JOIN passages ON id = doc WHERE digest IS NOT NULL'
 
   def positives(where: str) -> list[str]:
-    found = tables.execute(f'SELECT query, doc FROM positives {where} ORDER BY query, place')
-    return [f'{asked.ids[query]} {doc}' for query, doc in found.fetchall()]
+    cursor = tables.execute(f'SELECT query, doc FROM positives {where} ORDER BY query, place')
+    return [f'{judged.ids[query]} {doc}' for query, doc in cursor.fetchall()]
 
   absent = 'ANTI JOIN passages ON id = doc'
   if lost := positives(absent):
@@ -492,14 +492,14 @@ def _count_queries(
       f'number NOT IN (SELECT query FROM chosen WHERE denoised {enough})'
     )
   for what, where in groups.items():
-    found = tables.execute(
+    rows = tables.execute(
       f'SELECT number FROM queries WHERE number IS NOT NULL AND {where} ORDER BY number'
     ).fetchall()
-    report.add(what, len(found), [asked.ids[number] for (number,) in found[:_LISTED]])
+    report.add(what, len(rows), [judged.ids[number] for (number,) in rows[:_LISTED]])
 
 
 def _lines(
-  tables: 'DuckDBPyConnection', asked: _Queries, names: Sequence[str], options: MiningOptions
+  tables: 'DuckDBPyConnection', judged: _Queries, names: Sequence[str], options: MiningOptions
 ) -> Iterator[bytes]:
   """The lines of the queries that have a positive, in the order of the queries.
 
@@ -507,7 +507,7 @@ def _lines(
   the retriever, rank and score of the run that ranks it best, the same three of others (``also``),
   and its sources. `dprjax.text.examples` reads it.
   """
-  found = tables.execute(
+  cursor = tables.execute(
     """
     WITH sources AS (
       SELECT query, digest, list_sort(list({'rank': rank, 'run': run, 'score': score})) AS rows
@@ -525,9 +525,9 @@ def _lines(
     """,
     {'texts': options.texts, 'score_positives': options.score_positives},
   )
-  progress = Progress('queries', len(asked.ids), 'mining')
+  progress = Progress('queries', len(judged.ids), 'mining')
   encoder = json.JSONEncoder(ensure_ascii=False)
-  rows = itertools.chain.from_iterable(iter(lambda: found.fetchmany(_PAIRS), []))
+  rows = itertools.chain.from_iterable(iter(lambda: cursor.fetchmany(_PAIRS), []))
   for query, several in itertools.groupby(rows, key=lambda row: row[0]):
     positives: list[dict[str, Any]] = []
     negatives: list[dict[str, Any]] = []
@@ -548,8 +548,8 @@ def _lines(
       (negatives if side else positives).append(passage)
     if positives:
       record = {
-        'query_id': asked.ids[query],
-        'query': asked.texts[query],
+        'query_id': judged.ids[query],
+        'query': judged.texts[query],
         'positive_passages': positives,
         'negative_passages': negatives,
       }

@@ -62,7 +62,7 @@ class Reranker:
     template: Template,
     max_length: int,
     score_rows: Callable[[Any, jax.Array, jax.Array, EncoderOptions], jax.Array],
-    own: tuple[Any, ...],
+    head_params: tuple[Any, ...],
     *,
     mesh: Mesh | None = None,
     batch_size: int = 64,
@@ -70,7 +70,7 @@ class Reranker:
   ):
     """For subclasses: ``score_rows(params, rows, lengths, options) -> [B]`` scores ``Packed.rows``.
 
-    Its ``params`` are those of the backbone and ``own``.
+    Its ``params`` are those of the backbone and ``head_params``.
     """
     config = backbone.config
     check_size('max_length', max_length, config.max_tokens, backbone.path)
@@ -85,15 +85,15 @@ class Reranker:
     self.backbone, self.tokenizer, self.max_length = backbone, tokenizer, max_length
     self.dtype, self.truncated = arithmetic.name, 0
     placed = place_backbone(mesh, config, backbone.params, arithmetic)
-    self._params, self._template = (placed, *place(mesh, own)), template
+    self._params, self._template = (placed, *place(mesh, head_params)), template
     self._embedder = Embedder(embed, mesh, batch_size, max_length, tokenizer.pad_id)
 
   @property
   def sha256(self) -> str:
     """Identifies the encoder, the head and the tokenizer."""
     head = self.backbone.heads[self.head]
-    own = head_specs.sha256(self.head, self.backbone.config, head)
-    return '+'.join((self.backbone.sha256, own, self.tokenizer.sha256))
+    digest = head_specs.sha256(self.head, self.backbone.config, head)
+    return '+'.join((self.backbone.sha256, digest, self.tokenizer.sha256))
 
   @property
   def settings(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def rescore(
   ``OUT.parts`` has the scores so far, ``shard_pairs`` pairs a file. The same call continues
   after an interruption.
   """
-  kept = trec.read_run(run).top(depth)
+  ranked = trec.read_run(run).top(depth)
   settings = {
     'format': _FORMAT,
     **reranker.settings,
@@ -64,42 +64,42 @@ def rescore(
     if (_read_parts(parts_folder) or {}).get('settings') == settings:  # left by a killed command
       files.discard(parts_folder)
     return done
-  query_texts = read_several(queries, 'query', set(kept.query_ids))
-  known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
-  unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
+  query_texts = read_several(queries, 'query', set(ranked.query_ids))
+  known_queries = np.array([query_id in query_texts for query_id in ranked.query_ids], bool)
+  unknown_queries = [id_ for id_ in ranked.query_ids if id_ not in query_texts]
   report_ids(
-    f'{run}: {len(unknown_queries):,} of {counted(len(kept), "queries")} not in '
+    f'{run}: {len(unknown_queries):,} of {counted(len(ranked), "queries")} not in '
     f'{", ".join(queries)}',
     unknown_queries,
     'left out',
   )
-  doc_ids = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()]
+  doc_ids = [ranked.doc_ids[doc] for doc in np.unique(ranked.docs).tolist()]
   doc_texts = read_several(corpus, 'passage', set(doc_ids))
-  known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
+  known_docs = np.array([doc_id in doc_texts for doc_id in ranked.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
   report_ids(
     f'{run}: {counted(len(unknown_docs), "passages")} not in {", ".join(corpus)}',
     unknown_docs,
     'left out',
   )
-  kept = kept.keep(known_queries[kept.query_of_row()] & known_docs[kept.docs])
-  if not len(kept.docs):
+  ranked = ranked.keep(known_queries[ranked.query_of_row()] & known_docs[ranked.docs])
+  if not len(ranked.docs):
     raise InputError(
       f'{run}: none of its pairs is in {", ".join((*queries, *corpus))}: nothing to score'
     )
 
   began, cut_before = time.monotonic(), reranker.truncated
-  parts = _Parts(epath.Path(f'{out}.parts'), settings, len(kept.docs), shard_pairs)
-  scores = _score(reranker, kept, query_texts, doc_texts, parts)
+  parts = _Parts(epath.Path(f'{out}.parts'), settings, len(ranked.docs), shard_pairs)
+  scores = _score(reranker, ranked, query_texts, doc_texts, parts)
   seconds = time.monotonic() - began
-  trec.write_run(out, kept.rescored(scores), TAG)
+  trec.write_run(out, ranked.rescored(scores), TAG)
   if cut := reranker.truncated - cut_before:
     logger.info('%s of these pairs were cut at %d tokens', f'{cut:,}', reranker.max_length)
   report = {
     'settings': settings,
     'out_sha256': files.sha256_file(out),
-    'queries': int(np.count_nonzero(np.diff(kept.offsets))),
-    'pairs': len(kept.docs),
+    'queries': int(np.count_nonzero(np.diff(ranked.offsets))),
+    'pairs': len(ranked.docs),
     'unknown_queries': len(unknown_queries),
     'unknown_passages': len(unknown_docs),
     'seconds': seconds,
@@ -124,10 +124,10 @@ class _Parts:
       return
     if before is not None and any(folder.glob('scores-*')):
       settings_before = before.get('settings', {})
-      other = [name for name, value in settings.items() if settings_before.get(name) != value]
+      changed = [name for name, value in settings.items() if settings_before.get(name) != value]
       raise InputError(
         f'{folder} has scores of an interrupted run with another '
-        f'{" and ".join(other) or "number of pairs"}; finish that run, choose another --out, or '
+        f'{" and ".join(changed) or "number of pairs"}; finish that run, choose another --out, or '
         f'remove {folder}'
       )
     with files.atomic_path(folder) as aside:

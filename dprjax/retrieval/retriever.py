@@ -136,12 +136,12 @@ class Retriever:
       name = os.path.abspath(backbone) if os.path.exists(backbone) else os.fspath(backbone)
       return cls(Encoder.load(backbone, prompt, **options), fusion, name)
     parts, encoder = folder.load_encoder(backbone, **options)
-    found = cls(encoder, parts.fusion if hybrid is None else fusion, parts.backbone)
+    retriever = cls(encoder, parts.fusion if hybrid is None else fusion, parts.backbone)
     if folder.passages_of(backbone).exists():
-      index = folder.open_index(backbone, found._fusion)
+      index = folder.open_index(backbone, retriever._fusion)
       folder.check_encoder(backbone, index.corpus, encoder)
-      found._search_in(index.corpus, index.corpus.ids, index.texts, None, index.words, 0)
-    return found
+      retriever._search_in(index.corpus, index.corpus.ids, index.texts, None, index.words, 0)
+    return retriever
 
   def save(self, path: PathLike) -> None:
     """Writes the retriever, with its index, into a new folder that `load` reads.
@@ -277,13 +277,13 @@ class Retriever:
     ids, texts, _, vectors, default, fused, cut_passages = self._indexed
     if prompt is not None:
       self.encoder.check_comparable([prompt] if isinstance(prompt, str) else prompt, default)
-    asked = corpora.queries(queries)
-    wanted = [query.text for query in asked]
+    records = corpora.queries(queries)
+    wanted = [query.text for query in records]
     encoded, cut = self._encode(wanted, 'query', default if prompt is None else prompt)
     truncated = {'query': cut, 'passage': cut_passages}
     depth = (k if fused is None else fused.fusion.depth) + drop_same_id
     ranked = best.rankings(vectors.search(encoded, depth), ids)
-    drop = [query.id for query in asked] if drop_same_id else ()
+    drop = [query.id for query in records] if drop_same_id else ()
     if drop:
       ranked = [one.without(id_) for one, id_ in zip(ranked, drop, strict=True)]
     if fused is not None:
@@ -295,7 +295,7 @@ class Retriever:
       ]
       for one in ranked
     )
-    return Results(hits, asked, truncated)
+    return Results(hits, records, truncated)
 
   def _encode(
     self,

@@ -137,7 +137,7 @@ class ScannIndex:
 def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k']) -> float:
   """The mean fraction of exact best rows found."""
   return float(
-    np.mean([np.isin(exact, found).mean() for found, exact in zip(rows, truth, strict=True)])
+    np.mean([np.isin(exact, row).mean() for row, exact in zip(rows, truth, strict=True)])
   )
 
 

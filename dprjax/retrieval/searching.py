@@ -27,13 +27,13 @@ _GATHERED = 4096  # queries gathered from all processes at a time
 
 def find_folders(names: Sequence[str]) -> tuple[str, ...]:
   """The folders that names and patterns such as ``corpus-*`` mean."""
-  found: list[str] = []
+  folders: list[str] = []
   for name in names:
     matching = [str(path) for path in files.matching(name)] if files.is_pattern(name) else [name]
     if not matching:
       raise InputError(f'--corpus={name}: no folder matches')
-    found += matching
-  return tuple(found)
+    folders += matching
+  return tuple(folders)
 
 
 def search_folders(
@@ -62,8 +62,8 @@ def search_folders(
 
   parts = [load(folder) for folder in corpus]
   again = None if rescore is None else load(rescore)
-  found = [load(folder) for folder in queries]
-  return search(embeddings.join(parts, '--corpus'), found, k, rescore=again, **options)
+  several = [load(folder) for folder in queries]
+  return search(embeddings.join(parts, '--corpus'), several, k, rescore=again, **options)
 
 
 def search(
@@ -116,7 +116,7 @@ def search(
   seconds: dict[str, float] = {}
   started = time.perf_counter()
   if index == 'exact':
-    found = _search_exact(vectors, corpus, depth)
+    top = _search_exact(vectors, corpus, depth)
   else:
     searcher = _scann_index(corpus, depth, index_dir)
     seconds['index'] = time.perf_counter() - started
@@ -132,21 +132,21 @@ def search(
       )
     details['settings'] = dataclasses.asdict(settings)
     started = time.perf_counter()
-    found = searcher.search(vectors, depth, settings, corpus.ids_at)
-  found = best.best_of(found, len(several), depth, corpus.ids_at)
+    top = searcher.search(vectors, depth, settings, corpus.ids_at)
+  top = best.best_of(top, len(several), depth, corpus.ids_at)
   if rescore is not None:
-    scores = [best.rescore(each.vectors(), found.rows, rescore.take) for each in queries]
-    found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted, corpus.ids_at)
+    scores = [best.rescore(each.vectors(), top.rows, rescore.take) for each in queries]
+    top = best.order(best.TopK(np.max(scores, axis=0), top.rows), wanted, corpus.ids_at)
     details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
   seconds['search'] = time.perf_counter() - started
   # Look up only ids found, since all ids may exceed memory.
-  rows = np.unique(found.rows[found.rows >= 0])
-  places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
+  rows = np.unique(top.rows[top.rows >= 0])
+  places = np.where(top.rows >= 0, np.searchsorted(rows, top.rows), -1)
   run, report = result(
     several[0].ids,
     corpus.ids_at(rows),
     places,
-    found.scores,
+    top.scores,
     k,
     drop_same_id,
     len(corpus),
