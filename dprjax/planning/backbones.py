@@ -18,11 +18,11 @@ from dprjax.training.train import VOCABULARIES
 
 def _named(model_type: str, keys: str, **shapes: tuple[float, ...]) -> dict[str, dict[str, Any]]:
   """A config.json for each name: the keys and their values."""
-  found = {}
+  configs = {}
   for name, values in shapes.items():
-    own = dict(zip(keys.split(), values, strict=True))
-    found[name.replace('_', '-')] = {'model_type': model_type, **own}
-  return found
+    shape = dict(zip(keys.split(), values, strict=True))
+    configs[name.replace('_', '-')] = {'model_type': model_type, **shape}
+  return configs
 
 
 _BERT = (

@@ -68,8 +68,8 @@ def compile_program(job: CompileJob, limit: float, text: bool = False) -> Progra
   targets.check_installed(target)
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'answer.json')
-    said = pathlib.Path(folder, 'said')
-    with said.open('wb') as log:
+    output = pathlib.Path(folder, 'said')
+    with output.open('wb') as log:
       process = subprocess.Popen(
         [sys.executable, *COMMAND, str(path)],
         stdin=subprocess.PIPE,
@@ -95,20 +95,20 @@ def compile_program(job: CompileJob, limit: float, text: bool = False) -> Progra
     try:
       answer = json.loads(path.read_text())
     except (OSError, ValueError):
-      return Program(job, {'failed': {'why': _crash(process.returncode, said), 'memory': False}})
+      return Program(job, {'failed': {'why': _crash(process.returncode, output), 'memory': False}})
   if 'input_error' in answer:
     raise InputError(answer['input_error'])
   return Program(job, answer)
 
 
-def _crash(status: int, said: pathlib.Path) -> str:
+def _crash(status: int, output: pathlib.Path) -> str:
   how = f'status {status}'
   if status < 0:
     with contextlib.suppress(ValueError):
       how = signal.Signals(-status).name
   lines = [
     line.strip()
-    for line in said.read_text(errors='replace').splitlines()
+    for line in output.read_text(errors='replace').splitlines()
     if line.strip() and not line.startswith(('***', '@', 'PC:', ' ', '\t'))
   ]
   telling = [line for line in lines if 'Check failed' in line or line.startswith('F')] or lines
@@ -147,8 +147,8 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
     plain = sizes if mesh else [size for size in sizes if size > config.grad_cache]
     ways = [_REMAT] if config.backbone.remat else [(), _REMAT]
     for remat in ways:
-      if (found := _smallest(sizes if remat else plain, (*mesh, *remat), attempt)) is not None:
-        return found
+      if (smallest := _smallest(sizes if remat else plain, (*mesh, *remat), attempt)) is not None:
+        return smallest
   return Fit((), None)
 
 

@@ -201,8 +201,8 @@ def devices_of(target: targets.Target) -> Sequence[jax.Device]:
 
 def _bounds(target: targets.Target) -> dict[str, Any]:
   """Options of libtpu: one chip a host, and the two cores of v4 as one device."""
-  found: dict[str, Any] = {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
-  return found | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
+  bounds: dict[str, Any] = {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
+  return bounds | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
 
 
 def run(job: CompileJob, text: bool = False) -> dict[str, Any]:
@@ -248,16 +248,16 @@ _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 def failure(error: Exception, held: int) -> dict[str, Any]:
   """The failure of a compiler, with the bytes for lack of memory. ``held``: bytes of arguments."""
   text = ' '.join(str(error).split())
-  found: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}
+  details: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}
   # Two wordings; the second counts only temporary arrays.
   for pattern, more in (
     (f'{_SIZE} of {_SIZE}', 0),
     (rf'\({_SIZE}\) exceeds available HBM \({_SIZE}\)', held),
   ):
-    if found['memory'] and (sizes := re.search(pattern, text)):
-      found['needs'] = float(sizes[1]) * _UNITS[sizes[2]] + more
-      found['has'] = float(sizes[3]) * _UNITS[sizes[4]]
-  return found
+    if details['memory'] and (sizes := re.search(pattern, text)):
+      details['needs'] = float(sizes[1]) * _UNITS[sizes[2]] + more
+      details['has'] = float(sizes[3]) * _UNITS[sizes[4]]
+  return details
 
 
 ORPHANED = 3

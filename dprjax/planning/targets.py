@@ -145,14 +145,14 @@ def check_installed(target: Target) -> None:
 
 def environment(target: Target) -> dict[str, str]:
   """The environment of a process that compiles for a target, without settings of this process."""
-  own = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'JAX_PLATFORMS', 'JAX_COMPILATION_CACHE_DIR')
-  kept = {name: value for name, value in os.environ.items() if name not in own}
+  settings = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'JAX_PLATFORMS', 'JAX_COMPILATION_CACHE_DIR')
+  inherited = {name: value for name, value in os.environ.items() if name not in settings}
   flags = {}
   if target.platform == 'cpu':
     flags = {'XLA_FLAGS': f'--xla_force_host_platform_device_count={target.devices}'}
   path = os.pathsep.join(filter(None, sys.path))
   return {
-    **kept,
+    **inherited,
     **flags,
     'PYTHONPATH': path,  # for custom methods
     'JAX_PLATFORMS': 'cpu',
