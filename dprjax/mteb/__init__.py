@@ -78,13 +78,13 @@ class MtebModel:
     names = self.encoder.bank
     if set(names) == {UNNAMED}:
       return None
-    found = next((name for name in (task.name, task.type, DEFAULT) if name in names), None)
-    if found is None:
+    prompt = next((name for name in (task.name, task.type, DEFAULT) if name in names), None)
+    if prompt is None:
       raise InputError(
         f'no prompt is named after the task {task.name!r}, its type {task.type!r}, or {DEFAULT!r}; '
         f'there are {", ".join(map(repr, names))}'
       )
-    return found
+    return prompt
 
   def similarity(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, 'n m']:
     """Inner products of all pairs."""
@@ -155,10 +155,10 @@ def _load(
 
 
 def _training_datasets(
-  mteb: Any, own: Collection[str] | None, adapted_from: str | None
+  mteb: Any, datasets: Collection[str] | None, adapted_from: str | None
 ) -> set[str] | None:
   """Training data of the prompts, or None if mteb does not know that of the backbone."""
-  if own is None:
+  if datasets is None:
     return None
   backbone = adapted_from and mteb.get_model_meta(adapted_from, fetch_from_hf=False)
   if not backbone or backbone.get_training_datasets() is None:
@@ -166,7 +166,7 @@ def _training_datasets(
       'mteb calls no task zero-shot: adapted_from names no backbone with known training data'
     )
     return None
-  return set(own)
+  return set(datasets)
 
 
 def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def _name(backbone: PathLike, prompt: Prompts) -> str:
   """The prompt repository, or 'dprjax/' and the name of its file or of the backbone folder."""
   if prompt is None or isinstance(prompt, Mapping):
     return f'dprjax/{epath.Path(str(backbone).removeprefix("package:")).name.partition("@")[0]}'
-  found = repository.parse(prompt)
-  if found is not None and '/' in found.name and not epath.Path(prompt).exists():
-    return found.name
+  reference = repository.parse(prompt)
+  if reference is not None and '/' in reference.name and not epath.Path(prompt).exists():
+    return reference.name
   return f'dprjax/{epath.Path(prompt).name.removesuffix(".npz")}'
 
 
