@@ -75,10 +75,10 @@ def explained(prefix: str, table: Callable[[], types.SimpleNamespace]) -> Iterat
     line = line.strip()
     if line.startswith('# '):
       about.append(line[2:])
-    elif (found := _OPTION.fullmatch(line)) and found[1] in known:
-      spec = known[found[1]]
-      text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, found[3] or '']).strip())
-      yield f'config.{prefix}{found[1]} = {spec.value!r} ({spec.expected})', text
+    elif (match := _OPTION.fullmatch(line)) and match[1] in known:
+      spec = known[match[1]]
+      text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, match[3] or '']).strip())
+      yield f'config.{prefix}{match[1]} = {spec.value!r} ({spec.expected})', text
       about = []
     else:  # a comment on a section precedes its first option
       about = about if 'SimpleNamespace()' in line else []
@@ -87,11 +87,11 @@ def explained(prefix: str, table: Callable[[], types.SimpleNamespace]) -> Iterat
 def _list_options(word: str) -> None:
   listed = False
   for title, prefix, table in tables():
-    found = [one for one in explained(prefix, table) if word.lower() in ' '.join(one).lower()]
-    if found:
+    matches = [one for one in explained(prefix, table) if word.lower() in ' '.join(one).lower()]
+    if matches:
       print(f'\n\n{title}' if listed else title)
       listed = True
-    for section, some in itertools.groupby(sorted(found, key=_section), _section):
+    for section, some in itertools.groupby(sorted(matches, key=_section), _section):
       print(f'\n{section}\n')
       for option, text in some:
         print(option)

@@ -24,10 +24,10 @@ FORMATS = ('npz', 'peft', 'sentence-transformers')
 
 
 def _reference(text: str) -> repository.Reference:
-  found = repository.parse(text)
-  if found is None:
+  reference = repository.parse(text)
+  if reference is None:
     raise argparse.ArgumentTypeError(f'expected USER/NAME or USER/NAME@COMMIT, not {text!r:.80}')
-  return found
+  return reference
 
 
 def _licence(text: str) -> str:

@@ -66,12 +66,12 @@ def _command(args: Flags) -> None:
     '--weights': stored,
     **flags.paths(args, 'qrels'),
   }
-  kept, endings = args.weights_out, ['', '.json']
-  if kept is not None:
-    outputs.check_apart(kept, inputs, '--weights_out')
+  weights_out, endings = args.weights_out, ['', '.json']
+  if weights_out is not None:
+    outputs.check_apart(weights_out, inputs, '--weights_out')
   elif args.method == fusing.LEARNED and not files.is_stream(args.out):
     endings.append('.fusion.json')
-    kept = f'{files.resolved(args.out)}{endings[-1]}'
+    weights_out = f'{files.resolved(args.out)}{endings[-1]}'
   with outputs.claim(args.out, inputs, endings=endings, also={'--weights_out': args.weights_out}):
     names = fusing.names(args.run, _OF_TAGS)
     run, report, how, learnt = fusing.fuse_files(
@@ -87,10 +87,10 @@ def _command(args: Flags) -> None:
       cli.print_table(['', fusion.MEASURE], learnt.rows)
       logger.info('%s', learnt.verdict)
     trec.write_reported(args.out, run, 'dprjax-fuse', report)
-    if kept is not None:
+    if weights_out is not None:
       about = {'learnt': report['learnt']} if learnt is not None else {}
-      fusion.write(kept, how, **about)
-      logger.info('%s: method and weights', kept)
+      fusion.write(weights_out, how, **about)
+      logger.info('%s: method and weights', weights_out)
 
 
 def _numbers(weights: str | None, names: Sequence[str]) -> dict[str, float] | None:

@@ -53,16 +53,16 @@ class Flags(mining.MiningOptions):
   dtype: str = flags.dtype(', for --reranker')
 
 
-def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
+def name_retrievers(entries: Sequence[tuple[str, str]]) -> dict[str, str]:
   """Files of runs by name of their retriever.
 
   An empty name becomes the tag of the run or, if runs share the tag, the stem of the file.
   """
-  for _, path in given:
+  for _, path in entries:
     files.regular_file(path, 'run')  # read twice
-  tags = [name or runs.read_tag(path) for name, path in given]
+  tags = [name or runs.read_tag(path) for name, path in entries]
   named: dict[str, str] = {}
-  for (name, path), tag in zip(given, tags, strict=True):
+  for (name, path), tag in zip(entries, tags, strict=True):
     chosen = name or (tag if tags.count(tag) == 1 else epath.Path(path).name.split('.')[0])
     check_id(chosen, f'--run={path}: the name of the retriever')
     if chosen in named:

@@ -63,19 +63,19 @@ def plan(
   def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))
 
-  found = {'update': update(())}
-  title = 'update' if found['update'].fits else ''
+  compiled = {'update': update(())}
+  title = 'update' if compiled['update'].fits else ''
   flags: tuple[str, ...] = ()
   fit = compiling.Fit((), None)
-  if not title and find and found['update'].fits is not None:
-    fit = compiling.fit(config, target.devices, found['update'], update)
+  if not title and find and compiled['update'].fits is not None:
+    fit = compiling.fit(config, target.devices, compiled['update'], update)
   if fit.program is not None and fit.flags:
     title, flags = 'update that fits', fit.flags
-    found[title] = fit.program
+    compiled[title] = fit.program
   for length in embedder.padded_lengths(batch.longest) if forward else ():
     forward_pass = job(flags, length)
-    found[f'encode {forward_pass.rows} x {length}'] = compile_program(forward_pass)
-  return tables.Plan(target, config, batch, found, title, flags)
+    compiled[f'encode {forward_pass.rows} x {length}'] = compile_program(forward_pass)
+  return tables.Plan(target, config, batch, compiled, title, flags)
 
 
 def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
@@ -84,9 +84,9 @@ def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
   what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
   flags = [flag.removeprefix('--config.') for flag in job.config if flag.startswith('--config.')]
   logger.info('%s', ' '.join([f'{job.target}: compiling {what}', *flags]), extra=PASSING)
-  made = compiling.compile_program(job, limit)
-  logger.info('%s: compiled %s; fits: %s', job.target, what, tables.fits(made))
-  return made
+  program = compiling.compile_program(job, limit)
+  logger.info('%s: compiled %s; fits: %s', job.target, what, tables.fits(program))
+  return program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
 
   written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(args.experiment)}\n']
   for machine in machines:
-    found = plan(
+    planned = plan(
       args.experiment,
       machine,
       functools.partial(compile_aloud, limit=args.timeout),
@@ -128,10 +128,10 @@ def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
       find=args.search,
       forward=args.forward,
     )
-    print(found.title)
-    cli.print_table(*tables.table(found))
-    print('\n'.join(tables.note(found)), flush=True)
-    written.append(tables.markdown(found))
+    print(planned.title)
+    cli.print_table(*tables.table(planned))
+    print('\n'.join(tables.note(planned)), flush=True)
+    written.append(tables.markdown(planned))
   if args.out is not None:
     with files.atomic_write(args.out) as file:
       file.write('\n'.join(written))

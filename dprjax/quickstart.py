@@ -80,7 +80,7 @@ def quickstart(
   assert prompt is not None and product is not None
 
   qrels = read_qrels(data / 'qrels' / 'test.tsv')
-  asked = {id_: text for id_, text in read_texts(data / 'queries.jsonl', 'query') if id_ in qrels}
+  judged = {id_: text for id_, text in read_texts(data / 'queries.jsonl', 'query') if id_ in qrels}
   texts = dict(read_texts(data / 'corpus.jsonl', 'passage'))
   # The prompt is for queries only: both systems search the passages that the training encoded.
   corpus = embeddings.load_embeddings(fitted.workdir / 'training' / 'passages')
@@ -91,10 +91,10 @@ def quickstart(
   def dense(queries: Sequence[str], system: str, k: int) -> Any:
     return index.search(retriever.encode(queries, 'query', prompt=system), k)
 
-  def run(found: Any, ids: Sequence[str]) -> trec.Run:
-    return trec.run_from_rows(list(asked), ids, found.rows, found.scores)
+  def run(top: Any, ids: Sequence[str]) -> trec.Run:
+    return trec.run_from_rows(list(judged), ids, top.rows, top.scores)
 
-  wanted, bm25 = list(asked.values()), bm25_index.build(list(texts), list(texts.values()))
+  wanted, bm25 = list(judged.values()), bm25_index.build(list(texts), list(texts.values()))
   runs = {
     _FROZEN: run(dense(wanted, _FROZEN, _DEPTH), corpus.ids),
     _BM25: run(bm25.search(wanted, _DEPTH), bm25.ids),
@@ -119,7 +119,7 @@ def quickstart(
   print('Searches: the best passages with the prompt, and those that the frozen backbone finds')
   for number, question in enumerate(questions):
     print(f'\n  {question}')
-    ids = {name: [corpus.ids[row] for row in found.rows[number]] for name, found in best.items()}
+    ids = {name: [corpus.ids[row] for row in top.rows[number]] for name, top in best.items()}
     scored = zip(ids[_PROMPT], best[_PROMPT].scores[number], strict=True)
     for rank, (id_, score) in enumerate(scored, start=1):
       print(f'    {rank}  {score:.3f}  {textwrap.shorten(texts[id_], 110, placeholder=" ...")}')

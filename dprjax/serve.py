@@ -113,7 +113,7 @@ def _make_app(args: Flags) -> Any:
   machine.keep_programs()
   network, batches = args.network, args.batches
   allowed = keys.Keys(network.keys) if network.keys else None
-  found = [indexes.ServedIndex(name, folder) for name, folder in args.index.items()]
+  opened = [indexes.ServedIndex(name, folder) for name, folder in args.index.items()]
   assert args.backbone and args.prompts  # see `_whole`
   engine = Engine(
     args.backbone,
@@ -133,7 +133,7 @@ def _make_app(args: Flags) -> Any:
   )
   return App(
     engine,
-    found,
+    opened,
     allowed,
     args.limits,
     (*THIS_MACHINE, *network.allowed_hosts) if network.allowed_hosts or allowed is None else None,
