@@ -36,8 +36,8 @@ WAIT_S = 0.05  # for others to share a batch
 @functools.partial(jax.jit, static_argnames='config')
 def read(config, params, tokens, mask, adapter):
   """The logits after the last token of each row, and all keys and values [L, B, 2, T, N, D]."""
-  x, scanned, shared = encoder._embed(config, params, tokens, mask, adapter)
-  (x, _), kept = encoder._stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
+  x, scanned, shared = encoder.embed_tokens(config, params, tokens, mask, adapter)
+  (x, _), kept = encoder.stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']}, x, scanned, shared, mutable=['intermediates']
   )
   x = config.family.final(config, jnp.float32).apply({'params': params['final']}, x)

@@ -32,7 +32,8 @@ COMMANDS = (
 LATER = (
   *('pandas', 'pytrec_eval', 'rich.table', 'tomotopy'),
   *(f'dprjax.retrieval.{name}' for name in ('reranker', 'retriever')),
-  *(f'dprjax.training.{name}' for name in ('exporting', 'train')),
+  'dprjax.exports.exporting',
+  'dprjax.training.train',
 )
 _MEMORY = 48 << 30  # bytes of addresses; XLA and ScaNN reserve more than they use
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import embed, encoder, encoder_config, hub, layers, model_folders, scratch
+from dprjax.models import embed, encoder, hub, layers, model_folders, scratch
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from tests.refusals import refused
@@ -225,7 +225,7 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
 
 @pytest.mark.slow
 def test_prompt_gradient_computes_no_weight_gradients(small):
-  options = EncoderOptions.of(encoder_config.arithmetic('mixed'))
+  options = EncoderOptions(products=jnp.bfloat16)  # mixed
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)
   params = scratch.init_params(config, jax.random.key(0))
   tokens = jnp.ones((8, 16), jnp.int32)

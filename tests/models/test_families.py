@@ -255,9 +255,7 @@ def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, write_go
   import transformers
 
   code: dict[str, Any] = {}
-  exec(
-    (pathlib.Path(prompt_folders.__file__).parent / f'{prompt_folders.CODE}.txt').read_text(), code
-  )
+  exec((pathlib.Path(encoder.__file__).parent / f'{prompt_folders.CODE}.txt').read_text(), code)
   arrays, folder = write_golden(name)
   kind = transformers.T5EncoderModel if 't5' in name else transformers.AutoModel
   model = kind.from_pretrained(folder).eval().double()  # float32 differs between processors
