@@ -330,9 +330,9 @@ class Experiment(adapted.Runs):
     for name in self.settled(found, names, *REPORTED):
       judged = self.folder(name) / 'qrels'
       train, test = (read_qrels(judged / f'{split}.tsv') for split in ('train', 'test'))
-      seen = {passage for passages in train.values() for passage in passages}
+      trained = {passage for passages in train.values() for passage in passages}
       # The order of the scores: see evaluation.score.
-      shared = np.array([not seen.isdisjoint(test[query]) for query in sorted(test)])
+      shared = np.array([not trained.isdisjoint(test[query]) for query in sorted(test)])
       for label, chosen in (('trained on', shared), ('others', ~shared)):
         if not chosen.any():
           continue
