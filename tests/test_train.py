@@ -454,6 +454,8 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
   ],
 )
 def test_a_config_alone_says_what_it_needs(config, named, command, tmp_path, monkeypatch):
+  if not (ROOT / 'configs' / config.partition(':')[0]).exists():
+    pytest.skip('a paper that is not here')
   monkeypatch.chdir(tmp_path)
   command_refused(command(train, f'--config={ROOT}/configs/{config}'), named)
   assert list(tmp_path.iterdir()) == []
