@@ -266,6 +266,7 @@ class Experiment:
       'optim.learning_rate': rate,
       'eval.every': 20 * len(run.tasks),
       'eval.patience': 2,
+      'eval.skip_saturated': False,  # a few dev queries may all be right
       'eval.corpus_limit': 200,
       'checkpoint.every': steps,
       'log_every': 20,
