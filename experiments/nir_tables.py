@@ -22,7 +22,8 @@ LABELS = {
   'emm': 'NIR-Prompt',
   'emm-free': 'NIR-Prompt, free prompts',
   'emm-random': 'NIR-Prompt, mixed batches',
-  'new-*': 'a new task, fused',
+  'new-*': 'a new task, fused, the best of three rates',
+  'one-*': 'a new task, fused',
   'fresh-*': 'a new task, a fresh prompt',
   'few-*': 'FT of 32 queries',
 }
@@ -59,8 +60,8 @@ ROWS = (
   Row('', 'NIR-Prompt above FT at [MASK], out of domain', '', 'emm', 'ft-mask', OUT),
   Row('N4', 'fixed prompts above free ones', 'a figure', 'emm', 'emm-free', IN),
   Row('N5', 'batches of a task in turn above mixed ones', '', 'emm', 'emm-random', IN),
-  Row('N6', 'fused prompts above a fresh one, new task', '', 'new-*', 'fresh-*', IN),
-  Row('', 'fused prompts above FT of 32 queries, new task', '', 'new-*', 'few-*', IN),
+  Row('N6', 'fused prompts above a fresh one, new task', '', 'one-*', 'fresh-*', IN),
+  Row('', 'fused prompts above FT of 32 queries, new task', '', 'one-*', 'few-*', IN),
 )
 
 
