@@ -22,7 +22,7 @@ LABELS = {
   'emm': 'NIR-Prompt',
   'emm-free': 'NIR-Prompt, free prompts',
   'emm-random': 'NIR-Prompt, mixed batches',
-  'new-*': 'a new task, fused, the best of three rates',
+  'new-*': 'a new task, fused, best of 3 rates',
   'one-*': 'a new task, fused',
   'fresh-*': 'a new task, a fresh prompt',
   'few-*': 'FT of 32 queries',
